@@ -1,0 +1,1 @@
+"""Floor 3: where readings go. A sink that fails is counted and never stops another."""
