@@ -11,7 +11,7 @@ DEFAULT_PORT = 9817
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventsConfig:
-    """Where vLLM's KV events arrive. Exactly one of ``bind`` and ``connect`` is set; data-parallel rank r uses port + r."""
+    """Where vLLM's KV events arrive. Exactly one of ``bind`` and ``connect`` is set; rank r uses port + r."""
 
     bind: str | None = None
     connect: str | None = None
@@ -31,11 +31,13 @@ class HttpAccess:
     api_key_file: Path | None = None
     basic_auth_file: Path | None = None
     """A file holding one line ``user:password``."""
+    server_name: str | None = None
+    """The name to verify in the certificate and to send as Host, where the URL holds an address found for a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
-    """One inference server. ``url`` is its base address or its ``/metrics`` address; ``name`` is the ``target`` label."""
+    """One inference server. ``url`` is its base or its ``/metrics`` address; ``name`` is the ``target`` label."""
 
     name: str
     url: str
@@ -58,6 +60,8 @@ class DiscoveryConfig:
     dns: tuple[str, ...] = ()
     """URLs whose host name stands for all of its addresses, one target each."""
     refresh_seconds: float = 30.0
+    access: HttpAccess = field(default_factory=HttpAccess)
+    """How every target found is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

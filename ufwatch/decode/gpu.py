@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ufwatch.model import Health, Reason
 
@@ -17,6 +18,13 @@ class CardId:
     uuid: str
     mig: str = ""
     """UUID of the MIG instance, empty for a whole card."""
+
+
+class Xid(NamedTuple):
+    """One XID error of the driver, as it was read; MIG instances report theirs through the parent card."""
+
+    card: CardId
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,11 @@ class CardSnapshot:
     missing: Mapping[str, Reason] = field(default_factory=dict)
     source_of: Mapping[str, str] = field(default_factory=dict)
     """Where a field came from when not plain NVML: ``gpm`` or ``dcgm``."""
+    age_seconds: Mapping[str, float] = field(default_factory=dict)
+    """How old a value is that was not read at this poll (its getter is slow and runs less often)."""
     rejected: int = 0
+    gpu_instance: int | None = None
+    """The GPU instance a MIG instance lies in: what a dcgm-exporter calls ``GPU_I_ID``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +60,5 @@ class GpuSnapshot:
     driver_version: str = ""
     cards: tuple[CardSnapshot, ...] = ()
     poll_seconds: float = 0.0
+    xids: tuple[Xid, ...] = ()
+    """Each XID error exactly once, those of a poll that came too late included."""

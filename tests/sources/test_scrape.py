@@ -1,0 +1,191 @@
+"""One GET per target, however many want its result; addresses and offsets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from tests.sources.loopback import PAGE, answer, fetching, free_port, hang, looped, saying, serving, text
+from ufwatch.clock import ManualClock
+from ufwatch.config import HttpAccess, TargetConfig
+from ufwatch.model import UP, Reason
+from ufwatch.sources.fetch import Fetcher
+from ufwatch.sources.scrape import ScrapeSource, metrics_url, offset, offsets
+
+
+def target(port: int) -> TargetConfig:
+    return TargetConfig(name="a", url=f"http://127.0.0.1:{port}")
+
+
+@looped
+async def test_a_scrape_is_a_page_with_its_time() -> None:
+    clock = ManualClock(now=500.0)
+    fetcher = Fetcher(clock=clock)
+    try:
+        async with serving(saying(text(), answer(b"", status="500 No"))) as server:
+            source = ScrapeSource(target(server.port), fetcher)
+            scrape = await source.poll(5.0)
+            assert (scrape.health, scrape.body, scrape.openmetrics) == (UP, PAGE, False)
+            assert (scrape.at_seconds, scrape.seconds, scrape.wire_bytes) == (500.0, 0.0, len(PAGE))
+            clock.advance(5)
+            failed = await source.poll(5.0)
+            assert (failed.health.reason, failed.body, failed.at_seconds) == (Reason.STATUS, None, 505.0)
+    finally:
+        await fetcher.close()
+
+
+@looped
+async def test_an_application_server_is_scraped() -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(body=PAGE, headers={"Content-Type": "text/plain; version=0.0.4", "X-Path": request.path})
+
+    application = web.Application()
+    application.router.add_get("/engine/metrics", page)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        async with fetching() as fetcher:
+            source = ScrapeSource(TargetConfig(name="a", url=f"http://127.0.0.1:{port}/engine/"), fetcher)
+            for _ in range(3):
+                assert (await source.poll(5.0)).body == PAGE
+    finally:
+        await runner.cleanup()
+
+
+@looped
+async def test_concurrent_callers_share_one_get() -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def turn(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        asked.set()
+        await go.wait()
+        writer.write(text())
+        return True
+
+    async with serving(turn) as server, fetching() as fetcher:
+        source = ScrapeSource(target(server.port), fetcher)
+        first = asyncio.create_task(source.poll(10.0))
+        await asked.wait()
+        others = [asyncio.create_task(source.poll(10.0)) for _ in range(5)]
+        await asyncio.sleep(0)
+        # Neither the caller that began it nor one that joined takes it away from the rest.
+        first.cancel()
+        others[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(asyncio.CancelledError):
+            await others[0]
+        go.set()
+        results = await asyncio.gather(*others[1:])
+        assert all(result is results[0] for result in results)
+        assert results[0].body == PAGE
+        assert len(server.heads) == 1
+        assert (await source.poll(10.0)) is not results[0]
+        assert len(server.heads) == 2
+
+
+@looped
+async def test_the_last_caller_to_go_ends_the_get() -> None:
+    silent = True
+
+    async def turn(_: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if silent:
+            return await hang(reader)
+        writer.write(text())
+        return True
+
+    async with serving(turn) as server, fetching() as fetcher:
+        source = ScrapeSource(target(server.port), fetcher)
+        callers = [asyncio.create_task(source.poll(20.0)) for _ in range(2)]
+        while not server.heads:
+            await asyncio.sleep(0)
+        for caller in callers:
+            caller.cancel()
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        silent = False
+        # Whoever comes next does not inherit the cancelled one, though that one may not have ended yet.
+        assert (await source.poll(10.0)).body == PAGE
+        await server.ended.wait()
+
+
+@looped
+async def test_a_target_that_is_down_is_a_result() -> None:
+    async with fetching() as fetcher:
+        scrape = await ScrapeSource(target(free_port()), fetcher).poll(5.0)
+        assert (scrape.health.reason, scrape.body, scrape.wire_bytes) == (Reason.CONNECT, None, 0)
+
+
+@looped
+async def test_a_url_that_is_none_is_refused_at_once() -> None:
+    async with fetching() as fetcher:
+        with pytest.raises(ValueError, match="http://"):
+            ScrapeSource(TargetConfig(name="a", url="localhost:8000", access=HttpAccess()), fetcher)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://h:8000", "http://h:8000/metrics"),
+        ("http://h:8000/", "http://h:8000/metrics"),
+        ("http://h:8000/metrics", "http://h:8000/metrics"),
+        ("http://h:8000/metrics/", "http://h:8000/metrics/"),
+        ("http://h/foo", "http://h/foo/metrics"),
+        ("http://h/foo/", "http://h/foo/metrics"),
+        ("http://h/foo/metrics", "http://h/foo/metrics"),
+        ("http://h/mymetrics", "http://h/mymetrics/metrics"),
+        ("http://h?model=a%20b", "http://h/metrics?model=a%20b"),
+        ("http://h/metrics?a=b&c=/d", "http://h/metrics?a=b&c=/d"),
+        ("http://h/metrics#top", "http://h/metrics"),
+        ("https://[::1]:8443", "https://[::1]:8443/metrics"),
+        ("http://[fd00::1]", "http://[fd00::1]/metrics"),
+        (" HTTP://h ", "http://h/metrics"),
+    ],
+)
+def test_metrics_url(url: str, expected: str) -> None:
+    assert metrics_url(url) == expected
+    assert metrics_url(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h",
+        "h:8000",
+        "127.0.0.1:8000/metrics",
+        "ftp://h",
+        "http://",
+        "http:///metrics",
+        "http://h:port",
+        "http://h:0",
+        "http://h:65536",
+        "http://[::1",
+        "http://a b/",
+        "http://me:hunter2@h/",
+        "http://hunter2@h/",
+    ],
+)
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        metrics_url(url)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_offsets_are_spread_and_stay() -> None:
+    assert offsets(0, 5.0) == ()
+    assert offsets(1, 5.0) == (0.0,)
+    for n in range(2, 300):
+        assert offsets(n, 5.0)[:-1] == offsets(n - 1, 5.0)
+    for first in (0, 1, 77, 10_000):
+        for n in (2, 3, 5, 50, 77, 500):
+            due = sorted(offset(index, 5.0) for index in range(first, first + n))
+            assert 0.0 <= due[0] <= due[-1] < 5.0
+            gaps = [b - a for a, b in zip(due, [*due[1:], due[0] + 5.0], strict=True)]
+            assert max(gaps) < 2 * 5.0 / n
+            assert min(gaps) > 0.3 * 5.0 / n

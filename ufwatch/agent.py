@@ -1,0 +1,296 @@
+"""The agent: every target on its own timer, the cards on theirs, one page for all readers.
+
+Floor 4. A slow or dead source delays nobody else: each target is a task of its own, spread over the interval, and the
+page is put together from what is known when a source has answered, never when it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import resource
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ufwatch
+from ufwatch.clock import Clock
+from ufwatch.config import Config, TargetConfig
+from ufwatch.core import gpu as gpu_core
+from ufwatch.core.sources import Life, life_samples
+from ufwatch.core.state import device_over
+from ufwatch.decode.gpu import CardId, GpuSnapshot
+from ufwatch.decode.layout import Layouts
+from ufwatch.metrics import WANTED_SAMPLES
+from ufwatch.model import Health, Reading, Reason, Sample
+from ufwatch.pipeline import KvEvents, Page, Target, Texts
+from ufwatch.render.readings import target_json
+from ufwatch.sources.discovery import Discovery
+from ufwatch.sources.scrape import offset
+
+_LOG = logging.getLogger("ufwatch.agent")
+_DEADLINE_SHARE = 0.9
+"""Of the interval: a scrape that takes longer is given up, so that the next one is on time."""
+_MAX_DEADLINE_SECONDS = 10.0
+
+
+class Gpus(Protocol):
+    """Where card values come from: NVML, or a recording."""
+
+    async def poll(self, deadline_seconds: float) -> GpuSnapshot: ...
+
+    async def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Where samples go, by owner; an owner's new samples replace all of its old ones."""
+
+    def publish(self, owner: str, samples: Iterable[Sample]) -> None: ...
+
+    def forget(self, owner: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The sources of one target, and what must run and be closed for them."""
+
+    page: Page
+    texts: Texts | None = None
+    kv_events: KvEvents | None = None
+    background: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+
+Attach = Callable[[TargetConfig], Attached]
+
+
+class Agent:
+    """Runs until cancelled. ``attach`` makes a target's sources; ``gpus`` is None where no card is looked at."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        attach: Attach,
+        gpus: Gpus | None,
+        sinks: Iterable[Sink],
+        clock: Clock,
+        discovery: Discovery,
+        whole_run: bool = False,
+    ) -> None:
+        self.config = config
+        self.targets: dict[str, Target] = {}
+        self.gpu_readings: tuple[Reading, ...] = ()
+        self.reload_succeeded = True
+        self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
+        self._discovery = discovery
+        self._whole_run = whole_run
+        self._layouts = Layouts(WANTED_SAMPLES)
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._arrivals = 0
+        self._gpu_state = gpu_core.GpuState()
+        self._snapshot: GpuSnapshot | None = None
+        self._mapping: Mapping[str, gpu_core.TargetGpus] = {}
+        self._gpu_life = Life(clock.monotonic(), Health(up=False, reason=Reason.WARMING_UP))
+        self._faults: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        """Looks at everything, each on its own timer, until cancelled."""
+        await self.find_targets()
+        async with asyncio.TaskGroup() as group:
+            if self._gpus is not None:
+                group.create_task(self._every(self.config.interval_seconds, self.poll_gpus), name="gpus")
+            group.create_task(self._every(self.config.discovery.refresh_seconds, self.find_targets), name="discovery")
+            group.create_task(self._every(self.config.interval_seconds, self._publish_self), name="self")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self.stop_targets(list(self._tasks))
+
+    async def close(self) -> None:
+        """Ends what the sources hold."""
+        await self.stop_targets(list(self._tasks))
+        if self._gpus is not None:
+            await self._gpus.close()
+
+    async def reconfigure(self, config: Config, discovery: Discovery) -> None:
+        """Takes a new, checked configuration: targets that did not change go on untouched."""
+        self.config, self._discovery = config, discovery
+        await self.find_targets()
+
+    async def find_targets(self) -> None:
+        """Asks discovery, starts targets that are new or changed and ends those that are gone."""
+        found = {config.name: config for config in await self._discovery.poll()}
+        for fault in set(self._discovery.faults) - set(self._faults):
+            _LOG.warning("discovery", extra={"fields": {"fault": fault}})
+        self._faults = self._discovery.faults
+        gone = [name for name, target in self.targets.items() if found.get(name) != target.config]
+        await self.stop_targets(gone)
+        for name, config in found.items():
+            if name not in self.targets:
+                self._start_target(config)
+        self._map_cards()
+
+    def _start_target(self, config: TargetConfig) -> None:
+        attached = self._attach(config)
+        target = self.targets[config.name] = Target(
+            config,
+            page=attached.page,
+            texts=attached.texts,
+            kv_events=attached.kv_events,
+            clock=self._clock,
+            layouts=self._layouts,
+            interval_seconds=self.config.interval_seconds,
+            whole_run=self._whole_run,
+        )
+        first = offset(self._arrivals, self.config.interval_seconds)
+        self._arrivals += 1
+        tasks = self._tasks[config.name] = []
+        if attached.background is not None:
+            tasks.append(asyncio.create_task(attached.background(), name=f"background {config.name}"))
+        if not self._whole_run:
+            tasks.append(asyncio.create_task(self._follow(target, first), name=f"target {config.name}"))
+
+    async def stop_targets(self, names: Iterable[str]) -> None:
+        """Ends these targets' tasks and takes their series off the page."""
+        for name in list(names):
+            self.targets.pop(name, None)
+            tasks = self._tasks.pop(name, [])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for sink in self._sinks:
+                sink.forget(f"target:{name}")
+
+    async def _follow(self, target: Target, first_seconds: float) -> None:
+        await asyncio.sleep(first_seconds if self._arrivals > 1 else 0.0)
+        await self._every(self.config.interval_seconds, lambda: self.cycle(target))
+
+    async def cycle(self, target: Target) -> None:
+        """One round of one target, onto the page."""
+        await target.cycle(self.deadline_seconds(), self._device_over(target.config.name))
+        self._publish(f"target:{target.config.name}", target.samples(self.sm_utilization(target.config.name)))
+
+    def deadline_seconds(self) -> float:
+        """How long a source may take."""
+        return min(_MAX_DEADLINE_SECONDS, _DEADLINE_SHARE * self.config.interval_seconds)
+
+    async def _every(self, interval_seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs ``work`` at even times; a round that fails is logged, and the next one is made all the same."""
+        due = self._clock.monotonic()
+        while True:
+            try:
+                await work()
+            except Exception:
+                _LOG.exception("a round failed; this is a bug in ufwatch, please report it")
+            due += interval_seconds
+            wait = due - self._clock.monotonic()
+            if wait < 0:  # late: skip the rounds that were missed instead of making them up in a burst
+                due -= wait
+            await asyncio.sleep(max(0.0, wait))
+
+    async def poll_gpus(self) -> None:
+        """One round of the cards, onto the page."""
+        if self._gpus is None:
+            return
+        snapshot = await self._gpus.poll(self.deadline_seconds())
+        before, self._snapshot = self._snapshot, snapshot
+        self._gpu_state, self.gpu_readings, samples = gpu_core.step(self._gpu_state, snapshot)
+        if self._gpu_life.health != snapshot.health:
+            reason = snapshot.health.reason.value if snapshot.health.reason is not None else None
+            fields = {"up": snapshot.health.up, "reason": reason, "detail": snapshot.health.detail}
+            _LOG.info("NVML", extra={"fields": fields})
+        self._gpu_life = self._gpu_life.seen(snapshot.health, snapshot.at_seconds)
+        if before is None or [c.card for c in before.cards] != [c.card for c in snapshot.cards]:
+            self._map_cards()
+        info = gpu_core.mapping_samples(self._mapping)
+        self._publish("gpu", [*samples, *info, *life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())])
+
+    def _map_cards(self) -> None:
+        cards = [card.card for card in self._snapshot.cards] if self._snapshot is not None else []
+        configs = [target.config for target in self.targets.values()]
+        self._mapping = gpu_core.mapping(configs, cards)
+
+    def sm_readings(self, target: str) -> tuple[Reading, ...]:
+        """SM utilization of each card of a target, or one reading that says why there is none."""
+        if self._gpus is None or self._snapshot is None:
+            reason = Reason.NO_SOURCE if self._gpus is None else Reason.WARMING_UP
+            return (Reading("sm_utilization", (), None, reason=reason),)
+        if not self._snapshot.health.up and not self._snapshot.cards:
+            return (Reading("sm_utilization", (), None, reason=self._snapshot.health.reason),)
+        cards = {gpu_core.card_labels(card) for card in self.cards_of(target)}
+        if not cards:
+            return (Reading("sm_utilization", (), None, reason=Reason.NOT_MAPPED),)
+        return tuple(r for r in self.gpu_readings if r.signal == "sm_utilization" and r.labels in cards)
+
+    def sm_utilization(self, target: str) -> Reading:
+        """The best of :meth:`sm_readings`, for ``signal_available``."""
+        readings = self.sm_readings(target)
+        known = [reading for reading in readings if reading.value is not None]
+        return (known or readings or (Reading("sm_utilization", (), None, reason=Reason.NO_SOURCE),))[0]
+
+    def _device_over(self, target: str) -> bool | None:
+        """The card's memory rule for a target known not to preallocate; None where that is not known."""
+        found = self.targets.get(target)
+        report = found.report if found is not None else None
+        if report is None or self._snapshot is None:
+            return None
+        shapes = [e.track.shape for e in report.engines if e.track is not None]
+        if not shapes or any(not shape.cache or "gpu_memory_utilization" in shape.cache for shape in shapes):
+            return None
+        return device_over(self._snapshot, self.cards_of(target))
+
+    def cards_of(self, target: str) -> tuple[CardId, ...]:
+        """The cards a target is mapped to."""
+        mapped = self._mapping.get(target)
+        return mapped.cards if mapped is not None else ()
+
+    async def _publish_self(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        labels = (("version", ufwatch.__version__), ("python", platform.python_version()))
+        samples = [
+            Sample("build_info", labels, 1.0),
+            Sample("targets", (), float(len(self.targets))),
+            Sample("config_reload_success", (), float(self.reload_succeeded)),
+            Sample("agent_cpu_seconds_total", (), usage.ru_utime + usage.ru_stime),
+        ]
+        resident = _resident_bytes()
+        if resident is not None:
+            samples.append(Sample("agent_resident_memory_bytes", (), resident))
+        self._publish("agent", samples)
+
+    def _publish(self, owner: str, samples: list[Sample]) -> None:
+        for sink in self._sinks:
+            try:
+                sink.publish(owner, samples)
+            except Exception:
+                _LOG.exception("a sink failed", extra={"fields": {"sink": type(sink).__name__, "owner": owner}})
+
+    def readings(self) -> dict[str, Any]:
+        """The JSON object of ``once`` and of ``/api/v1/readings``."""
+        targets = []
+        for name, target in self.targets.items():
+            report = target.report
+            targets.append(
+                target_json(
+                    name,
+                    up=report.up if report is not None else False,
+                    state=report.state if report is not None else None,
+                    reason=report.reason if report is not None else Reason.WARMING_UP,
+                    readings=(*self.sm_readings(name), *target.readings()),
+                )
+            )
+        return {"targets": targets}
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every target has been looked at once."""
+        waiting = [name for name, target in self.targets.items() if target.report is None]
+        return (not waiting, f"not looked at yet: {', '.join(waiting[:5])}" if waiting else "")
+
+
+def _resident_bytes() -> float | None:
+    """Resident memory of this process; None where there is no /proc."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as statm:
+        return float(statm.read().split()[1]) * resource.getpagesize()
+    return None

@@ -1,0 +1,85 @@
+"""From a configuration to a running agent: which real sources stand behind which protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ufwatch.agent import Agent, Attach, Attached, Gpus, Sink
+from ufwatch.clock import Clock
+from ufwatch.config import Config, HttpAccess, TargetConfig
+from ufwatch.errors import ConfigError
+from ufwatch.model import Health
+from ufwatch.sources.discovery import Discovery
+from ufwatch.sources.fetch import Fetcher
+from ufwatch.sources.scrape import ScrapeSource
+from ufwatch.sources.textfile import TextfileSource
+
+_DCGM_DEADLINE_SECONDS = 2.0
+
+
+def require_targets(config: Config) -> None:
+    """Raises ConfigError when there is nothing to look at."""
+    if not config.targets and not config.discovery.file_sd and not config.discovery.dns:
+        raise ConfigError(
+            "ufwatch", ["no target; give --target http://HOST:PORT, UFWATCH_TARGETS or a config file with targets"]
+        )
+
+
+def attach(fetcher: Fetcher, clock: Clock) -> Attach:
+    """Makes a target's sources. Raises SourceError where an extra is missing."""
+    started_wall = clock.wall()
+
+    def attach_one(config: TargetConfig) -> Attached:
+        texts = TextfileSource(config.textfile, clock, started_wall) if config.textfile is not None else None
+        page = ScrapeSource(config, fetcher)
+        if config.kv_events is None:
+            return Attached(page, texts)
+        from ufwatch.sources.kv_events import KvEventsSource
+
+        kv_events = KvEventsSource(config.kv_events, clock)
+        return Attached(page, texts, kv_events, kv_events.run)
+
+    return attach_one
+
+
+def gpus(config: Config, clock: Clock, fetcher: Fetcher) -> Gpus | None:
+    """The cards of this machine, with dcgm-exporters filling in where the config names any; None when switched off."""
+    if not config.gpu.enabled:
+        return None
+    from ufwatch.sources.nvml import NvmlSource
+
+    source: Gpus = NvmlSource(clock, gpm=config.gpu.gpm)
+    exporters = {t.dcgm: t.access for t in config.targets if t.dcgm is not None}
+    if not exporters:
+        return source
+    from ufwatch.sources.cards import Cards
+    from ufwatch.sources.dcgm import DcgmSource, Fetch
+
+    def fetch(url: str, access: HttpAccess) -> Fetch:
+        async def get() -> tuple[Health, bytes | None]:
+            fetched = await fetcher.get(url, access, deadline_seconds=_DCGM_DEADLINE_SECONDS)
+            return fetched.health, fetched.body
+
+        return get
+
+    return Cards(source, [DcgmSource(fetch(url, access)) for url, access in exporters.items()])
+
+
+def agent(
+    config: Config,
+    *,
+    clock: Clock,
+    fetcher: Fetcher,
+    sinks: Iterable[Sink],
+    whole_run: bool = False,
+) -> Agent:
+    """An agent over real sources."""
+    return Agent(
+        config,
+        attach=attach(fetcher, clock),
+        gpus=gpus(config, clock, fetcher),
+        sinks=sinks,
+        clock=clock,
+        discovery=Discovery(config.discovery, config.targets),
+        whole_run=whole_run,
+    )

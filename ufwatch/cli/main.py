@@ -1,0 +1,54 @@
+"""``ufwatch VERB``: finds the verb's module, and lets no traceback reach the user."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import ufwatch
+from ufwatch.cli.options import Parser
+from ufwatch.errors import UfwatchError
+
+VERBS = {
+    "run": "watch targets and serve /metrics until stopped",
+    "once": "look at targets a few times and print the signals",
+    "signals": "list what each target offers and from which source",
+    "doctor": "say what keeps each signal from being exact, and what would fix it",
+    "demo": "run the whole agent on a simulated vLLM and a recorded H200",
+}
+"""Each verb is the module of its name beside this one, with ``configure(parser)`` and ``execute(args, env) -> int``."""
+
+
+def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Returns the exit code: 0 pass, 1 threshold breached, 2 could not measure or bad input."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="ufwatch", description="Observability and SLO agent for LLM inference.")
+    parser.add_argument("--version", action="version", version=f"ufwatch {ufwatch.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, text in VERBS.items():
+        sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
+        # Only the verb that is asked for is imported: `ufwatch once` must not pay for what `demo` needs.
+        if words[:1] == [verb]:
+            module = importlib.import_module(f"ufwatch.cli.{verb}")
+            module.configure(sub)
+    args = parser.parse_args(words)
+    module = importlib.import_module(f"ufwatch.cli.{args.verb}")
+    try:
+        code: int = module.execute(args, dict(os.environ) if env is None else env)
+        sys.stdout.flush()
+    except UfwatchError as error:
+        print(f"ufwatch: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`ufwatch once | head`); say nothing more on a closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""From totals to readings: each signal of one engine, from its best source, or null with the reason.
+
+Everything here is a pure function of a track, the other sources' windows and the engine's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ufwatch import catalogue, families, metrics
+from ufwatch.catalogue import Provider, Signal
+from ufwatch.core.continuity import Verdict
+from ufwatch.core.spread import occupied, quantile_edges
+from ufwatch.core.track import EngineTrack
+from ufwatch.core.window import Span, Totals
+from ufwatch.formula import Window, counters_of, evaluate
+from ufwatch.model import EngineState, Labels, Quality, Reading, Reason
+
+LOST_BATCHES = "kv_event_batches_lost"
+"""Beside ``kv_evictions_total`` in the totals of ``kv_events``: batches that never arrived."""
+
+_ITL = metrics.HISTOGRAM_INDEX["itl"]
+_BY_VERDICT = {
+    Verdict.FIRST: Reason.WARMING_UP,
+    Verdict.HELD: Reason.WARMING_UP,
+    Verdict.RESTART_SEEN: Reason.COUNTER_RESET,
+    Verdict.STEP_BACK: Reason.INCONSISTENT,
+    Verdict.INCONSISTENT: Reason.INCONSISTENT,
+}
+_BY_STATE = {EngineState.STALLED: Reason.STALLED, EngineState.ASLEEP: Reason.ASLEEP}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInput:
+    """What one engine's signals are made from.
+
+    ``extra`` holds the windows of the sources beside the page (``plugin``, ``kv_events``); a None there is a source
+    that is alive but has not filled its window. ``track`` is None when the page has no such engine.
+    """
+
+    engine: str
+    state: EngineState | None
+    track: EngineTrack | None
+    extra: Mapping[str, Totals | None]
+    absent: Reason | None = None
+    """Why there is no track at all (``stats_disabled``, ``target_down``, …)."""
+
+
+def engine_readings(given: EngineInput) -> tuple[Reading, ...]:
+    """All readings of one engine: the page's share of the seven, then latencies, requests and rates."""
+    span, blocked = _span(given)
+    readings = [_signal(signal, given, span, blocked) for signal in catalogue.ENGINE_SIGNALS]
+    if "plugin" in given.extra and given.extra["plugin"] is not None:
+        probes = _signal(catalogue.PAGE_TABLE_PROBES, given, span, blocked)
+        if probes.value is not None:
+            readings.append(probes)
+    for name in families.LATENCIES:
+        readings.extend(_latency(name, given, span, blocked))
+    readings.extend(_requests(given, span, blocked))
+    return tuple(readings)
+
+
+def _span(given: EngineInput) -> tuple[Span | None, Reason | None]:
+    """The page's window, or why no rate may be drawn from the page now."""
+    track = given.track
+    if track is None:
+        return None, given.absent or Reason.NO_SOURCE
+    if given.state in _BY_STATE:
+        return None, _BY_STATE[given.state]
+    if track.verdict in _BY_VERDICT:
+        return None, _BY_VERDICT[track.verdict]
+    span = track.span()
+    return (span, None) if span is not None else (None, Reason.WARMING_UP)
+
+
+def provider_of(signal: Signal, given: EngineInput) -> Provider | None:
+    """The best source this engine has for the signal, whether or not it has a value now."""
+    for provider in signal.providers:
+        if provider.source in ("plugin", "kv_events"):
+            totals = given.extra.get(provider.source)
+            wanted = counters_of(provider.formula)
+            if totals is not None and all(totals.last(name) is not None for name in wanted):
+                return provider
+        elif given.track is not None and _on_page(provider.source, signal, given.track):
+            return provider
+    return None
+
+
+def _on_page(source: str, signal: Signal, track: EngineTrack) -> bool:
+    shape = track.shape
+    if source == "histogram":
+        return shape.buckets[_ITL] is not None
+    if source == "prompt_tokens_by_source":
+        return shape.has("prompt_by_source") and (signal.id != "prefill_decode" or shape.has("generation_tokens"))
+    if source == "prefix_cache":
+        return shape.has("prefix_queries") and shape.has("prefix_hits")
+    if source == "prompt_tokens":
+        return shape.has("prompt_tokens") and shape.has("generation_tokens")
+    if source == "request_seconds":
+        return shape.has("prefill_seconds") and shape.has("decode_seconds")
+    return shape.has(source)
+
+
+def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reason | None) -> Reading:
+    labels: Labels = (("engine", given.engine), *signal.extra)
+    provider = provider_of(signal, given)
+    if provider is None:
+        reason = Reason.NO_SOURCE if given.track is not None else given.absent or Reason.NO_SOURCE
+        return Reading(signal.id, labels, None, reason=reason)
+    window: Window | None = span
+    if provider.source in given.extra:
+        window, blocked = given.extra[provider.source], None
+    if window is None or window.seconds <= 0:
+        return Reading(signal.id, labels, None, source=provider.source, reason=blocked or Reason.WARMING_UP)
+    if signal is catalogue.TOKEN_JITTER:
+        return _jitter(provider, given, labels, window)
+    value = evaluate(provider.formula, window)
+    quality = provider.quality
+    reason: Reason | None = None
+    if signal is catalogue.PAGE_TABLE_MISS and provider.source == "prefix_cache":
+        value, reason = _without_retries(value, given.track, span)
+    elif signal is catalogue.PREFILL_DECODE_TOKENS and (window.increase("preemptions_total") or 0.0) > 0:
+        quality = Quality.ESTIMATE  # work redone after a preemption is on neither counter
+    if value is None:
+        return Reading(signal.id, labels, None, source=provider.source, reason=reason or Reason.IDLE)
+    if (window.increase(LOST_BATCHES) or 0.0) > 0:
+        # Events were lost and could not be replayed: what was counted is a lower bound.
+        return Reading(signal.id, labels, value, low=value, source=provider.source, quality=Quality.BOUNDED)
+    return Reading(signal.id, labels, value, source=provider.source, quality=quality)
+
+
+def _jitter(provider: Provider, given: EngineInput, labels: Labels, window: Window) -> Reading:
+    intervals = window.increase("token_intervals_total") or 0.0
+    if intervals < catalogue.MIN_INTERVALS:
+        reason = Reason.TOO_FEW_TOKENS if intervals > 0 else Reason.IDLE
+        return Reading("token_jitter", labels, None, source=provider.source, reason=reason)
+    value = evaluate(provider.formula, window)
+    if provider.low is None or provider.high is None:
+        return Reading("token_jitter", labels, value, source=provider.source, quality=provider.quality)
+    low, high = evaluate(provider.low, window), evaluate(provider.high, window)
+    grown = given.track.bucket_increase(window, _ITL) if given.track is not None and isinstance(window, Span) else None
+    if (grown is not None and occupied(_apart(grown[1])) == 1) or not low:
+        # A lower bound of 0 makes the mean of the bounds 0, which would claim a steadiness nobody has seen.
+        return Reading("token_jitter", labels, None, None, high, provider.source, provider.quality, Reason.ONE_BUCKET)
+    return Reading("token_jitter", labels, value, low, high, provider.source, provider.quality)
+
+
+def _without_retries(
+    value: float | None, track: EngineTrack | None, span: Span | None
+) -> tuple[float | None, Reason | None]:
+    """The ratio only where no look-up was counted twice: more look-ups than prompt tokens is proof of retries."""
+    if track is None or span is None:
+        return value, None
+    queries, prompt = span.increase("prefix_queries") or 0.0, span.increase("prompt_tokens") or 0.0
+    counted = span.increase("page_table_lookups_total") or 0.0
+    if queries > 0 and (counted <= 0 or (track.shape.has("prompt_tokens") and queries > 1.05 * prompt)):
+        return None, Reason.RETRIES_COUNTED
+    return value, None
+
+
+def _latency(name: str, given: EngineInput, span: Span | None, blocked: Reason | None) -> tuple[Reading, Reading]:
+    """Mean and 99th percentile, never one without the other."""
+    labels: Labels = (("engine", given.engine),)
+    mean_id, p99_id = f"{name}_mean", f"{name}_p99"
+
+    def both(reason: Reason) -> tuple[Reading, Reading]:
+        return Reading(mean_id, labels, None, reason=reason), Reading(p99_id, labels, None, reason=reason)
+
+    track = given.track
+    if track is None or span is None:
+        return both(blocked or Reason.NO_SOURCE)
+    histogram, quality = metrics.HISTOGRAM_INDEX[name], Quality.EXACT
+    if track.shape.buckets[histogram] is None and name == "tpot":
+        # Before 0.11 the mean interval is the nearest thing to the time per output token.
+        name, histogram, quality = "itl", _ITL, Quality.PROXY
+    if not track.shape.has(name):
+        return both(Reason.NO_SOURCE)
+    count, total = span.increase(f"{name}_count") or 0.0, span.increase(f"{name}_sum") or 0.0
+    if count <= 0:
+        return both(Reason.IDLE)
+    mean = Reading(mean_id, labels, total / count, source="histogram", quality=quality)
+    grown = track.bucket_increase(span, histogram)
+    if grown is None:
+        return mean, Reading(p99_id, labels, None, reason=Reason.BUCKETS_CHANGED)
+    low, high = quantile_edges(grown[0], grown[1], 0.99)
+    reason = Reason.FIRST_BUCKET if low == 0.0 else Reason.OVERFLOW_BUCKET if high is None else None
+    return mean, Reading(p99_id, labels, None, low, high, "histogram", Quality.BOUNDED, reason)
+
+
+def _requests(given: EngineInput, span: Span | None, blocked: Reason | None) -> list[Reading]:
+    labels: Labels = (("engine", given.engine),)
+    track = given.track
+    readings = []
+    for signal, raw in (("running", "running"), ("waiting", "waiting"), ("kv_usage", "kv_usage")):
+        value = track.gauge(raw) if track is not None else None
+        if value is not None and track is not None and track.verdict is not Verdict.INCONSISTENT:
+            readings.append(Reading(signal, labels, value, source="vllm", quality=Quality.EXACT))
+        else:
+            reason = Reason.NO_SOURCE if track is None or value is None else Reason.INCONSISTENT
+            readings.append(Reading(signal, labels, None, reason=given.absent or reason))
+    for signal, column, raw in (
+        ("preemptions_rate", "preemptions_total", "preemptions"),
+        ("prompt_tokens_rate", "prompt_tokens", "prompt_tokens"),
+        ("generation_tokens_rate", "decode_tokens_total", "generation_tokens"),
+    ):
+        if track is not None and not track.shape.has(raw):
+            readings.append(Reading(signal, labels, None, reason=Reason.NO_SOURCE))
+        elif span is None:
+            readings.append(Reading(signal, labels, None, reason=blocked or Reason.NO_SOURCE))
+        else:
+            rate = (span.increase(column) or 0.0) / span.seconds
+            readings.append(Reading(signal, labels, rate, source="vllm", quality=Quality.EXACT))
+    readings.append(_unmatched(labels, track, span, blocked))
+    return readings
+
+
+def _unmatched(labels: Labels, track: EngineTrack | None, span: Span | None, blocked: Reason | None) -> Reading:
+    """Prompt tokens in the engine's total that no finished request accounts for: running ones, and aborted ones
+    (vLLM issue 55634), which is why ratios use one family of counters only."""
+    if track is None or span is None or not track.shape.has("request_prompt_tokens"):
+        return Reading("prompt_tokens_unmatched", labels, None, reason=blocked or Reason.NO_SOURCE)
+    unmatched = (span.increase("prompt_tokens") or 0.0) - (span.increase("request_prompt_tokens") or 0.0)
+    return Reading("prompt_tokens_unmatched", labels, unmatched, source="vllm", quality=Quality.EXACT)
+
+
+def _apart(cumulative: list[float]) -> list[float]:
+    return [cumulative[0], *(b - a for a, b in pairwise(cumulative))]

@@ -1,0 +1,241 @@
+"""One target: its engines, its other sources, its breaker, stepped once per scrape.
+
+``step(state, seen) -> (state, report)`` is the whole agent for one target; the pipeline only brings it what the sources
+returned and hands the report to the sinks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ufwatch import catalogue
+from ufwatch.config import TargetConfig
+from ufwatch.core import track as tracks
+from ufwatch.core.signals import EngineInput, engine_readings
+from ufwatch.core.state import MISSED_BEFORE_DOWN, Breaker, kv_over, serving_state, silent_state
+from ufwatch.core.track import EngineTrack
+from ufwatch.core.window import History, Totals
+from ufwatch.decode.vllm import EnginePage, PageKind, VllmPage
+from ufwatch.model import EngineState, Health, Reading, Reason
+
+_BY_KIND = {PageKind.STATS_DISABLED: Reason.STATS_DISABLED, PageKind.NOT_AN_ENGINE: Reason.NOT_AN_ENGINE}
+_UNDECIDED = (EngineState.STARTING, EngineState.STALLED, EngineState.ASLEEP, EngineState.DOWN)
+
+EngineTotals = Mapping[str, Mapping[str, float]]
+"""Counters by engine, then by family name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the sources of one target returned this time.
+
+    ``page`` is set exactly when ``health`` is up. ``extra`` maps each live source beside the page (``plugin``,
+    ``kv_events``) to its counters; a source that is not alive is not in it. ``device_over`` is the card's memory rule,
+    None where it does not apply or cannot be read.
+    """
+
+    at_seconds: float
+    health: Health
+    page: VllmPage | None = None
+    extra: Mapping[str, EngineTotals] = field(default_factory=dict)
+    device_over: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One engine of a target: its track, and for how many scrapes it has been missing."""
+
+    track: EngineTrack | None = None
+    state: EngineState | None = None
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """Everything remembered of one target. ``began_seconds`` is when the agent began to look at it."""
+
+    config: TargetConfig
+    began_seconds: float
+    window_seconds: float | None
+    slack_seconds: float
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    model_name: str = ""
+    served: bool = False
+    kind: PageKind | None = None
+    extra: Mapping[str, History[EngineTotals]] = field(default_factory=dict)
+    kv_breaker: Breaker = field(default_factory=Breaker)
+    device_breaker: Breaker = field(default_factory=Breaker)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """One engine after a step. ``shown`` is False once its counters have vanished from the page."""
+
+    engine: str
+    model_name: str
+    state: EngineState | None
+    track: EngineTrack | None
+    fresh: bool
+    """The engine was on this scrape's page: its gauges are measured now."""
+    shown: bool
+    given: EngineInput
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """A target after a step: what ``once`` prints and the page shows."""
+
+    name: str
+    up: bool
+    state: EngineState | None
+    """The worst of its engines; None when it cannot be told (statistics disabled, not an engine)."""
+    reason: Reason | None
+    detail: str
+    model_name: str
+    engines: tuple[EngineReport, ...]
+    kv_breaker: Breaker
+    device_breaker: Breaker
+
+
+def begin(config: TargetConfig, at_seconds: float, *, interval_seconds: float, whole_run: bool = False) -> TargetState:
+    """A target nothing is known of yet. ``whole_run`` makes the window everything from the first sample on."""
+    window = None if whole_run else max(catalogue.WINDOW_SECONDS, interval_seconds)
+    return TargetState(
+        config=config,
+        began_seconds=at_seconds,
+        window_seconds=window,
+        slack_seconds=interval_seconds / 2,
+        model_name=config.model_name or "",
+    )
+
+
+def step(state: TargetState, seen: Seen) -> tuple[TargetState, TargetReport]:
+    """The target after one scrape, good or failed."""
+    pages = {page.shape.engine: page for page in seen.page.engines} if seen.page is not None else {}
+    start = seen.page.process_start if seen.page is not None else None
+    kind = seen.page.kind if seen.page is not None else state.kind
+    extra = _extra_histories(state, seen)
+    served = state.served or bool(pages)
+    # A target that has shown no engine yet still has a state, and it is told of engine 0.
+    known = [name for name, slot in state.slots.items() if slot.track is not None]
+    names = dict.fromkeys([*known, *pages, *(e for source in seen.extra.values() for e in source)]) or {"0": None}
+    slots = {name: _slot(state, seen, state.slots.get(name, Slot()), pages.get(name), start, served) for name in names}
+    model_name = next((p.shape.model_name for p in pages.values() if p.shape.model_name), state.model_name)
+    absent = _absent(seen, kind, state, served)
+    reports = tuple(
+        _engine_report(name, slot, extra, model_name, absent) for name, slot in sorted(slots.items(), key=_order)
+    )
+    states = [r.state for r in reports if r.state is not None]
+    worst = max(states, key=list(EngineState).index) if states else None
+    decided = worst is not None and worst not in _UNDECIDED
+    over = [kv_over(s.track) for s in slots.values() if s.track is not None and s.missed == 0] if decided else []
+    kv = None if not over or all(o is None for o in over) else any(over)
+    new = replace(
+        state,
+        slots=slots,
+        model_name=model_name,
+        served=served,
+        kind=kind,
+        extra=extra,
+        kv_breaker=state.kv_breaker.step(kv, seen.at_seconds),
+        device_breaker=state.device_breaker.step(seen.device_over if decided else None, seen.at_seconds),
+    )
+    report = TargetReport(
+        name=state.config.name,
+        up=seen.health.up,
+        state=worst,
+        reason=seen.health.reason or (absent if not pages else None),
+        detail=seen.health.detail,
+        model_name=model_name,
+        engines=reports,
+        kv_breaker=new.kv_breaker,
+        device_breaker=new.device_breaker,
+    )
+    return new, report
+
+
+def _order(item: tuple[str, Slot]) -> tuple[int, str]:
+    return (int(item[0]), "") if item[0].isdecimal() else (1 << 30, item[0])
+
+
+def _slot(
+    state: TargetState, seen: Seen, slot: Slot, page: EnginePage | None, start: float | None, served: bool
+) -> Slot:
+    if page is None:
+        missed = slot.missed + 1
+        if seen.health.up and slot.track is None:
+            return Slot(None, None, missed)  # a page without this engine says nothing of its state
+        before = silent_state(
+            before=slot.state,
+            served=served,
+            health=seen.health,
+            missed=missed,
+            waited_seconds=seen.at_seconds - state.began_seconds,
+            grace_seconds=state.config.startup_grace_seconds,
+        )
+        return replace(slot, state=before, missed=missed)
+    if slot.track is None:
+        history: History[array[float]] = History(state.window_seconds, state.slack_seconds)
+        track = tracks.start(page, start, seen.at_seconds, history)
+    else:
+        vanished = slot.missed >= MISSED_BEFORE_DOWN
+        before_gap = tracks.after_gap(slot.track) if vanished else slot.track
+        track = tracks.step(before_gap, page, start, seen.at_seconds, hold=vanished)
+    return Slot(track, serving_state(track, seen.at_seconds))
+
+
+def _absent(seen: Seen, kind: PageKind | None, state: TargetState, served: bool) -> Reason | None:
+    """Why nothing can be read from the page at all; None when it was read and holds engines."""
+    if not seen.health.up:
+        waited = seen.at_seconds - state.began_seconds
+        starting = not served and waited < state.config.startup_grace_seconds
+        return Reason.STARTING if starting and seen.health.reason is Reason.CONNECT else seen.health.reason
+    return _BY_KIND.get(kind) if kind is not None else None
+
+
+def _extra_histories(state: TargetState, seen: Seen) -> Mapping[str, History[EngineTotals]]:
+    """The windows of the sources beside the page; one that died is forgotten, so that no rate spans its absence."""
+    return {
+        source: state.extra.get(source, History(state.window_seconds, state.slack_seconds)).push(
+            seen.at_seconds, totals
+        )
+        for source, totals in seen.extra.items()
+    }
+
+
+def _totals(history: History[EngineTotals], engine: str) -> Totals:
+    """The window of one engine's counters; ``seconds`` is 0 while it is not full, which reads as warming up."""
+    final = history.entries[-1][1].get(engine, {})
+    ends = history.ends()
+    if ends is None:
+        return Totals(0.0, final, final)
+    (begun, first), (ended, _) = ends
+    return Totals(ended - begun, first.get(engine, {}), final)
+
+
+def _engine_report(
+    name: str,
+    slot: Slot,
+    extra: Mapping[str, History[EngineTotals]],
+    model_name: str,
+    absent: Reason | None,
+) -> EngineReport:
+    fresh = slot.track is not None and slot.missed == 0
+    windows = {source: _totals(history, name) for source, history in extra.items() if name in history.entries[-1][1]}
+    missing = absent or (Reason.NO_SOURCE if slot.track is None else Reason.STALE)
+    given = EngineInput(
+        engine=name,
+        state=slot.state,
+        track=slot.track if fresh else None,
+        extra=windows,
+        absent=None if fresh else missing,
+    )
+    shown = slot.track is not None and slot.missed < MISSED_BEFORE_DOWN
+    shown = shown or bool(windows)
+    name_of_model = slot.track.shape.model_name if slot.track is not None else ""
+    return EngineReport(
+        name, name_of_model or model_name, slot.state, slot.track, fresh, shown, given, engine_readings(given)
+    )

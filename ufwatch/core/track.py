@@ -1,0 +1,287 @@
+"""One engine's counters over time: what grew between two scrapes, folded into totals that start at 0 and never fall.
+
+The totals vector is ``COLUMNS`` (what the signals' formulas speak of) | sum and count of each latency histogram | the
+cumulative buckets of each histogram. Everything later (rates, ratios, bounds, quantiles) is a difference of two totals.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isnan, nan
+from operator import add, sub
+
+from ufwatch import metrics
+from ufwatch.core.continuity import Continuity, Identity, Verdict, judge
+from ufwatch.core.spread import second_moment_bounds
+from ufwatch.core.window import History, Span
+from ufwatch.decode.vllm import BUCKETS, SUMS, EnginePage, EngineShape
+
+COLUMNS = (
+    "prefill_tokens_total",
+    "decode_tokens_total",
+    "prefill_seconds_total",
+    "decode_seconds_total",
+    "page_table_lookups_total",
+    "page_table_misses_total",
+    "token_intervals_total",
+    "token_interval_seconds_total",
+    "token_interval_squared_low_total",
+    "token_interval_squared_high_total",
+    "kv_evictions_total",
+    "preemptions_total",
+    "admission_rejections_total",
+    "prompt_tokens",
+    "request_prompt_tokens",
+    "requests_finished",
+    "prefix_queries",
+)
+_SUM_COLUMNS = tuple(f"{h.id}_{part}" for h in metrics.HISTOGRAMS for part in ("sum", "count"))
+COLUMN = {name: position for position, name in enumerate((*COLUMNS, *_SUM_COLUMNS))}
+HEAD = len(COLUMN)
+_SHIFT = HEAD - BUCKETS
+"""How far a bucket moves from its place on the page to its place in the totals."""
+
+STALLED_AFTER_SECONDS = 30.0
+
+_RAW = metrics.COUNTER_INDEX
+_ITL = metrics.HISTOGRAM_INDEX["itl"]
+_ITL_SUM = SUMS + 2 * _ITL
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTrack:
+    """Everything remembered of one engine between scrapes."""
+
+    shape: EngineShape
+    gauges: tuple[float | None, ...]
+    memory: Continuity
+    verdict: Verdict
+    totals: array[float]
+    history: History[array[float]]
+    start_time: float | None
+    frozen_since: float | None
+    """Since when there has been work and nothing has moved; None while something moves or there is no work."""
+    busy: bool
+    """There is work, or tokens moved since the scrape before."""
+    buckets_changed: bool = False
+    step_unit: bool = False
+    """One interval observation is an engine step that may yield several tokens."""
+    retries_seen: bool = False
+    """The last interval's prefix look-ups may hold retries and were not counted."""
+
+    def gauge(self, raw_id: str) -> float | None:
+        return self.gauges[metrics.GAUGE_INDEX[raw_id]]
+
+    def span(self) -> Span | None:
+        ends = self.history.ends()
+        if ends is None:
+            return None
+        (start, first), (end, final) = ends
+        return Span(COLUMN, end - start, first, final)
+
+    def bucket_increase(self, span: Span, histogram: int) -> tuple[tuple[float, ...], list[float]] | None:
+        """Edges and cumulative growth of one histogram over the span; None when absent or when its edges changed."""
+        buckets = self.shape.buckets[histogram]
+        if buckets is None:
+            return None
+        start, stop = buckets.start + _SHIFT, buckets.stop + _SHIFT
+        if isnan(span.first[start]):
+            return None
+        return buckets.edges, list(map(sub, span.final[start:stop], span.first[start:stop]))
+
+
+def start(
+    page: EnginePage, process_start: float | None, at_seconds: float, history: History[array[float]]
+) -> EngineTrack:
+    """The first sight of an engine: a baseline, every total 0."""
+    totals = array("d", bytes(8 * (page.shape.size + _SHIFT)))
+    identity = Identity(process_start, page.gauge("created"))
+    memory, verdict, _ = judge(None, identity, page.counters)
+    busy = _work(page) > 0
+    return EngineTrack(
+        shape=page.shape,
+        gauges=page.gauges,
+        memory=memory,
+        verdict=verdict,
+        totals=totals,
+        history=history.push(at_seconds, totals),
+        start_time=_started(identity),
+        frozen_since=at_seconds if busy else None,
+        busy=busy,
+        step_unit=page.shape.has("draft_tokens"),
+    )
+
+
+def step(
+    track: EngineTrack, page: EnginePage, process_start: float | None, at_seconds: float, *, hold: bool = False
+) -> EngineTrack:
+    """The track after one more page. ``hold`` as in :func:`~ufwatch.core.continuity.judge`."""
+    counters, totals, memory, history = page.counters, track.totals, track.memory, track.history
+    changed = False
+    if page.shape is not track.shape and not _interchangeable(page.shape, track.shape):
+        counters, memory, changed = realign(track, page)
+        totals = _relaid(track.shape, page.shape, totals, 0.0)
+        entries = tuple((when, _relaid(track.shape, page.shape, old, nan)) for when, old in history.entries)
+        history = replace(history, entries=entries)
+    identity = Identity(process_start, page.gauge("created"))
+    moved = track.memory.suspect is not None or _moved(track, page)
+    memory, verdict, grown = judge(memory, identity, counters, hold=hold)
+    retries = False
+    step_unit = track.step_unit or page.shape.has("draft_tokens")
+    if grown is not None:
+        retries = _retries_possible(track, page, grown)
+        totals = array("d", map(add, totals, _growth(page.shape, grown, retries=retries)))
+        step_unit = step_unit or _several_tokens_a_step(totals)
+    if verdict in (Verdict.CONTINUES, Verdict.RESTARTED, Verdict.FIRST):
+        history = history.push(at_seconds, totals)
+    work = _work(page)
+    frozen = None if moved or not work else track.frozen_since if track.frozen_since is not None else at_seconds
+    return EngineTrack(
+        shape=page.shape,
+        gauges=page.gauges,
+        memory=memory,
+        verdict=verdict,
+        totals=totals,
+        history=history,
+        start_time=_started(identity) or track.start_time,
+        frozen_since=frozen,
+        busy=work > 0 or moved,
+        buckets_changed=changed,
+        step_unit=step_unit,
+        retries_seen=retries,
+    )
+
+
+def after_gap(track: EngineTrack) -> EngineTrack:
+    """The track of a target that was gone so long that its series vanished: no rate is drawn across the gap."""
+    return replace(track, history=track.history.cleared(), frozen_since=None)
+
+
+def _interchangeable(one: EngineShape, other: EngineShape) -> bool:
+    return one.present == other.present and one.buckets == other.buckets
+
+
+def realign(track: EngineTrack, page: EnginePage) -> tuple[array[float], Continuity, bool]:
+    """The page's vector and the memory in the new page's layout, and whether a histogram lost its delta.
+
+    A counter that appeared was 0 before (V0 makes its children on first use); one that is gone keeps its old value; a
+    histogram whose edges differ starts again and its growth over this interval is dropped, never interpolated.
+    """
+    old, new = track.shape, page.shape
+    counters = array("d", page.counters)
+    base = array("d", page.counters)
+    base[:BUCKETS] = track.memory.base[:BUCKETS]
+    for raw in metrics.COUNTERS:
+        if raw.id not in new.present:
+            counters[_RAW[raw.id]] = base[_RAW[raw.id]]
+    changed = False
+    for index, (was, now) in enumerate(zip(old.buckets, new.buckets, strict=True)):
+        sum_and_count = slice(SUMS + 2 * index, SUMS + 2 * index + 2)
+        if now is None:
+            counters[sum_and_count] = base[sum_and_count]
+        elif was is None:
+            base[now.start : now.stop] = array("d", bytes(8 * (now.stop - now.start)))
+        elif was.edges == now.edges:
+            base[now.start : now.stop] = track.memory.base[was.start : was.stop]
+        else:
+            # What sum and count grew by belongs to buckets that can no longer be told apart: all of it is dropped.
+            base[sum_and_count] = counters[sum_and_count]
+            changed = True
+    return counters, replace(track.memory, base=base, suspect=_resized(track.memory.suspect, base)), changed
+
+
+def _relaid(old: EngineShape, new: EngineShape, totals: array[float], unknown: float) -> array[float]:
+    """A totals vector in another layout; buckets that cannot be carried over read ``unknown``, new ones 0."""
+    laid = array("d", totals[:HEAD])
+    for was, now in zip(old.buckets, new.buckets, strict=True):
+        if now is None:
+            continue
+        if was is None:
+            laid.extend([0.0] * (now.stop - now.start))
+        elif was.edges == now.edges:
+            laid.extend(totals[was.start + _SHIFT : was.stop + _SHIFT])
+        else:
+            laid.extend([unknown] * (now.stop - now.start))
+    return laid
+
+
+def _resized(suspect: array[float] | None, base: array[float]) -> array[float] | None:
+    """A suspect vector in the new layout; its buckets are not compared (0 is under any count)."""
+    if suspect is None:
+        return None
+    return array("d", [*suspect[:BUCKETS], *([0.0] * (len(base) - BUCKETS))])
+
+
+def _growth(shape: EngineShape, grown: list[float], *, retries: bool) -> list[float]:
+    """The totals' growth from the counters' growth over one interval."""
+    by_source = shape.has("prompt_by_source")
+    if by_source:
+        lookups, misses = grown[_RAW["prompt_by_source"]], grown[_RAW["prompt_computed"]]
+    elif retries:
+        lookups = misses = 0.0
+    else:
+        lookups = grown[_RAW["prefix_queries"]]
+        misses = max(0.0, lookups - grown[_RAW["prefix_hits"]])
+    intervals = interval_seconds = low = high = 0.0
+    itl = shape.buckets[_ITL]
+    if itl is not None:
+        cumulative = grown[itl.start : itl.stop]
+        intervals, interval_seconds = cumulative[-1], grown[_ITL_SUM]
+        if intervals > 0:
+            counts = [cumulative[0], *(b - a for a, b in pairwise(cumulative))]
+            low, high = second_moment_bounds(itl.edges, counts, interval_seconds)
+    return [
+        grown[_RAW["prompt_computed"]] if by_source else grown[_RAW["prompt_tokens"]],
+        grown[_RAW["generation_tokens"]],
+        grown[_RAW["prefill_seconds"]],
+        grown[_RAW["decode_seconds"]],
+        lookups,
+        misses,
+        intervals,
+        interval_seconds,
+        low,
+        high,
+        grown[_RAW["recycles"]],
+        grown[_RAW["preemptions"]],
+        grown[_RAW["admission_rejections"]],
+        grown[_RAW["prompt_tokens"]],
+        grown[_RAW["request_prompt_tokens"]],
+        grown[_RAW["requests_finished"]],
+        grown[_RAW["prefix_queries"]],
+        *grown[SUMS:],
+    ]
+
+
+def _retries_possible(track: EngineTrack, page: EnginePage, grown: list[float]) -> bool:
+    """Before 0.27.1 every scheduling attempt of a waiting request counted its look-up again (vLLM issue 43736)."""
+    if page.shape.has("prompt_by_source") or not page.shape.has("prefix_queries"):
+        return False
+    waiting = (track.gauge("waiting") or 0.0) + (page.gauge("waiting") or 0.0)
+    return waiting > 0 or grown[_RAW["preemptions"]] > 0
+
+
+def _several_tokens_a_step(totals: array[float]) -> bool:
+    """Without speculation there is one interval per token but the first; clearly fewer means several a step."""
+    intervals = totals[COLUMN["itl_count"]]
+    tokens = totals[COLUMN["decode_tokens_total"]] - totals[COLUMN["ttft_count"]]
+    return intervals >= 100 and tokens > 1.05 * intervals + 10
+
+
+def _work(page: EnginePage) -> float:
+    return (page.gauge("running") or 0.0) + (page.gauge("waiting") or 0.0)
+
+
+def _moved(track: EngineTrack, page: EnginePage) -> bool:
+    """Whether a token counter or the KV usage moved: a long prompt is credited all at once, but its blocks move."""
+    before, now = track.memory.base, page.counters
+    return (
+        before[_RAW["generation_tokens"]] != now[_RAW["generation_tokens"]]
+        or before[_RAW["prompt_tokens"]] != now[_RAW["prompt_tokens"]]
+        or track.gauge("kv_usage") != page.gauge("kv_usage")
+    )
+
+
+def _started(identity: Identity) -> float | None:
+    return identity.process_start if identity.process_start is not None else identity.created

@@ -1,0 +1,289 @@
+"""The same page again: what did not change is verified, not read.
+
+Floor 2: pure. A server's page keeps its shape from scrape to scrape and only numbers move, so the shape is read once
+(a :class:`Layout`, shared by every target whose page looks the same) and each scrape then only proves that it still
+holds. The proof covers every line, with one pass in C per class of line:
+
+==============================  ===================================================================================
+class                           proof that a fresh parse would say the same
+==============================  ===================================================================================
+wanted sample                   begins with the known prefix (name, labels, blanks); what is left is a number
+other sample                    begins with the known name and the character that ends it: its labels may churn
+comment, blank, malformed line  equal byte for byte
+==============================  ===================================================================================
+
+If one line fails, nothing of the page is believed and a layout is looked up or built anew. An escaped quote, a brace in
+a label value or a family in disorder needs no rule here: bytes before a value are compared, never read again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import eq, itemgetter, le, lt, ne
+from re import compile as regex
+from typing import Any, NamedTuple
+
+from ufwatch.decode.exposition import COMPOSITE, is_sample, parse_head, parse_value
+from ufwatch.model import Labels
+
+_NAME = regex(rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t{]")
+_DIGITS = b"0123456789.eE+-"
+"""On these bytes alone ``float`` accepts exactly what :func:`parse_value` accepts, and is three times faster."""
+_NEVER = b"\n"
+"""Equal to no line, since lines are cut at newlines."""
+_KEEP_TEXTS = 20_000
+
+Pick = Callable[[Sequence[bytes]], tuple[bytes, ...]]
+_Key = tuple[int, bytes]
+
+
+class Series(NamedTuple):
+    """Whose value stands in one place of the value list."""
+
+    name: str
+    """The sample's name: ``…_bucket``, ``…_total``; not the family's."""
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The shape of a page. Equal shapes of one store are one object; nothing but the memos ever changes."""
+
+    lines: tuple[Series, ...]
+    """The wanted samples in page order: one for each place of the value list."""
+    faults: int
+    """Wanted lines that were refused (malformed, or a series that was there before: the first one counts), plus lines
+    that name nothing, plus a last line without a newline. Other lines are not read beyond their name."""
+    _key: _Key
+    _pick_wanted: Pick
+    _prefixes: tuple[bytes, ...]
+    _pick_named: Pick
+    _names: tuple[bytes, ...]
+    _above: tuple[bytes, ...]
+    """For each name the least text over all that begin with it: two comparisons cost less than ``startswith``."""
+    _pick_fixed: Pick
+    _fixed: tuple[bytes, ...]
+    memo: dict[object, Any] = field(default_factory=dict)
+    """For callers: what they derive from the shape and want to derive once."""
+    _seen_prefixes: dict[bytes, bool] = field(default_factory=dict)
+
+    def has_prefix(self, prefix: bytes) -> bool:
+        """Whether the name of any sample line, wanted or not, begins with ``prefix``. Found once, then remembered."""
+        answer = self._seen_prefixes.get(prefix)
+        if answer is None:
+            text = prefix.decode()
+            answer = any(line.name.startswith(text) for line in self.lines) or any(
+                name.lstrip(b' \t{"').startswith(prefix) for name in self._names
+            )
+            self._seen_prefixes[prefix] = answer
+        return answer
+
+
+class Layouts:
+    """Every shape known so far, for all targets; at most ``capacity`` of them, the longest unused forgotten first.
+
+    ``wanted`` holds names of samples, not of families. A reader goes on using a layout that was forgotten here.
+    """
+
+    def __init__(self, wanted: frozenset[bytes], *, capacity: int = 512) -> None:
+        self.wanted = wanted
+        self._capacity = capacity
+        self._known: dict[_Key, list[Layout]] = {}
+        self._by_use: OrderedDict[Layout, None] = OrderedDict()
+        self._texts: dict[bytes, bytes] = {}
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_use)
+
+    def candidates(self, lines: Sequence[bytes]) -> Sequence[Layout]:
+        """Return the known layouts that a page may have; the caller proves it."""
+        return self._known.get(self._key(lines), ())
+
+    def touch(self, layout: Layout) -> None:
+        """Note that a layout was found useful just now."""
+        if layout in self._by_use:
+            self._by_use.move_to_end(layout)
+
+    def build(self, lines: Sequence[bytes]) -> Layout:
+        """Return a new layout for a page, and keep it."""
+        series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
+        wanted: list[int] = []
+        prefixes: list[bytes] = []
+        named: list[int] = []
+        names: list[bytes] = []
+        fixed: list[int] = []
+        faults = 0
+        last = len(lines) - 1
+        for index, line in enumerate(lines):
+            name = _NAME.match(line)
+            if name is not None and name[1] not in self.wanted and index != last:
+                named.append(index)
+                names.append(self._text(name[0]))
+                continue
+            fixed.append(index)  # until it proves to be better
+            if not is_sample(line):
+                continue
+            try:
+                if index == last:
+                    raise ValueError("cut: no newline")
+                prefix, text, labels = parse_head(line)
+                identity = (text, frozenset(labels))
+                guard = prefix
+                if text.encode() not in self.wanted:
+                    pass  # a quoted name: it takes the whole head to know it
+                elif identity in series:
+                    faults += 1
+                    if not prefix.rstrip(b" \t").endswith(b"}"):
+                        continue  # labels could still follow the bare name: only equal bytes prove a repetition
+                elif parse_value(line, len(prefix)) is None:
+                    guard = prefix + COMPOSITE
+                else:
+                    series[identity] = Series(text, tuple(self._pairs.setdefault(pair, pair) for pair in labels))
+                    fixed.pop()
+                    wanted.append(index)
+                    prefixes.append(prefix)
+                    continue
+            except ValueError:
+                faults += 1
+                continue
+            fixed.pop()
+            named.append(index)
+            names.append(self._text(guard))
+        layout = Layout(
+            lines=tuple(series.values()),
+            faults=faults,
+            _key=self._key(lines),
+            _pick_wanted=_pick(wanted),
+            _prefixes=tuple(prefixes),
+            _pick_named=_pick(named),
+            _names=tuple(names),
+            _above=tuple(self._text(name[:-1] + bytes((name[-1] + 1,))) for name in names),
+            _pick_fixed=_pick(fixed),
+            _fixed=tuple(self._text(lines[index]) for index in fixed),
+        )
+        self._keep(layout)
+        return layout
+
+    def _key(self, lines: Sequence[bytes]) -> _Key:
+        """Return what tells most shapes apart: the number of lines, and the labels of the first wanted series with any.
+
+        Targets differ in their model's name first of all. Equal shapes must have equal keys, so only what the shape
+        holds may enter: never a value, never a label of an unwanted line.
+        """
+        for line in lines[:-1]:
+            name = _NAME.match(line)
+            if name is not None and name[1] in self.wanted and b"{" in line:
+                try:
+                    prefix, _, labels = parse_head(line)
+                    if labels and parse_value(line, len(prefix)) is not None:
+                        return len(lines), prefix
+                except ValueError:
+                    continue
+        return len(lines), b""
+
+    def _keep(self, layout: Layout) -> None:
+        self._known.setdefault(layout._key, []).append(layout)
+        self._by_use[layout] = None
+        if len(self._by_use) > self._capacity:
+            oldest, _ = self._by_use.popitem(last=False)
+            alike = self._known[oldest._key]
+            alike.remove(oldest)
+            if not alike:
+                del self._known[oldest._key]
+        # These only save memory, so they may be dropped whole when label churn has filled them.
+        if len(self._texts) > _KEEP_TEXTS:
+            self._texts.clear()
+        if len(self._pairs) > _KEEP_TEXTS:
+            self._pairs.clear()
+
+    def _text(self, text: bytes) -> bytes:
+        """Return an equal text that other layouts hold too: comments and names are the same for every model."""
+        return self._texts.setdefault(text, text)
+
+
+class PageReader:
+    """Reads the pages of one target. Of the last page it keeps the wanted lines only."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
+        self._layout: Layout | None = None
+        self._wanted: tuple[bytes, ...] = ()
+        self._values: list[float] = []
+
+    def read(self, body: bytes) -> tuple[Layout, list[float]]:
+        """Return a page's layout and its values, ``values[i]`` belonging to ``layout.lines[i]``; never raises.
+
+        The layout is the object of the last call exactly when the page's shape is unchanged. The list is the reader's
+        own and the next call changes it: copy what is kept.
+        """
+        lines = body.split(b"\n")
+        layout = self._layout
+        if layout is not None and self._follow(layout, lines):
+            return layout, self._values
+        for known in self._layouts.candidates(lines):
+            self._begin(known)
+            if self._follow(known, lines):
+                self._layouts.touch(known)
+                return known, self._values
+        layout = self._layouts.build(lines)
+        self._begin(layout)
+        if not self._follow(layout, lines):
+            raise AssertionError("a layout does not fit the page it was built from")
+        return layout, self._values
+
+    def _begin(self, layout: Layout) -> None:
+        """Forget the last page: every wanted line will count as moved."""
+        self._layout = layout
+        self._wanted = (_NEVER,) * len(layout.lines)
+        self._values = [0.0] * len(layout.lines)
+
+    def _follow(self, layout: Layout, lines: Sequence[bytes]) -> bool:
+        """Take over the page's values if it has this layout; otherwise change nothing and return False."""
+        if len(lines) != layout._key[0] or layout._pick_fixed(lines) != layout._fixed:
+            return False
+        named = layout._pick_named(lines)
+        if not (all(map(le, layout._names, named)) and all(map(lt, named, layout._above))):
+            return False
+        wanted = layout._pick_wanted(lines)
+        moved = list(map(ne, wanted, self._wanted))
+        fresh = list(compress(wanted, moved))
+        tails = list(map(bytes.removeprefix, fresh, compress(layout._prefixes, moved)))
+        # A tail is as long as its line only if there was no such prefix to remove.
+        if any(map(eq, tails, fresh)):
+            return False
+        try:
+            numbers = _numbers(tails)
+        except ValueError:
+            return False
+        values = self._values
+        for place, number in zip(compress(count(), moved), numbers, strict=False):
+            values[place] = number
+        self._wanted = wanted
+        return True
+
+
+def _numbers(tails: list[bytes]) -> list[float]:
+    """Return the values; ValueError when one is no number."""
+    if not b"".join(tails).translate(None, _DIGITS):
+        return list(map(float, tails))
+    numbers: list[float] = []
+    for tail in tails:
+        value = parse_value(tail) if tail.translate(None, _DIGITS) else float(tail)
+        if value is None:
+            raise ValueError("a native histogram has no single value")
+        numbers.append(value)
+    return numbers
+
+
+def _pick(indices: list[int]) -> Pick:
+    """Return what takes these places out of a list, always as a tuple (``itemgetter`` does so from two places on)."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    if indices:
+        only = indices[0]
+        return lambda lines: (lines[only],)
+    return lambda _: ()

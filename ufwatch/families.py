@@ -1,0 +1,204 @@
+"""Every family of our page that speaks of a serving target, and of the agent itself. GPU families: ``gpu_metrics``.
+
+Floor 1: pure data. Names and labels are an interface; a metric of one of the seven signals carries ``source``.
+"""
+
+from __future__ import annotations
+
+from ufwatch.spec import Kind, MetricSpec
+
+ENGINE_LABELS = ("target", "model_name", "engine")
+TARGET_LABELS = ("target", "model_name")
+
+
+def _gauge(name: str, labels: tuple[str, ...], text: str) -> MetricSpec:
+    return MetricSpec(name=name, kind=Kind.GAUGE, labels=labels, help=text)
+
+
+def _counter(name: str, labels: tuple[str, ...], text: str) -> MetricSpec:
+    return MetricSpec(name=name, kind=Kind.COUNTER, labels=labels, help=text)
+
+
+def _engine_gauge(name: str, text: str, *extra: str) -> MetricSpec:
+    return _gauge(name, (*ENGINE_LABELS, *extra), text)
+
+
+def _engine_counter(name: str, text: str, *extra: str) -> MetricSpec:
+    return _counter(name, (*ENGINE_LABELS, *extra), text)
+
+
+PAGE_TABLE = (
+    _engine_gauge(
+        "page_table_miss_ratio",
+        "Share of KV block-table look-ups that missed, over 60 s. unit=token: prompt tokens not found in the prefix "
+        "cache; unit=probe: block look-ups of new prompts.",
+        "unit",
+        "source",
+    ),
+    _engine_counter("page_table_lookups_total", "KV block-table look-ups since the agent started.", "unit", "source"),
+    _engine_counter("page_table_misses_total", "KV block-table misses since the agent started.", "unit", "source"),
+)
+
+GRAPH_COMPILE = (
+    _gauge(
+        "graph_compile_last_start_seconds",
+        (*TARGET_LABELS, "phase", "cache", "source"),
+        "Time the newest engine start spent compiling or capturing graphs.",
+    ),
+    _counter(
+        "graph_compile_seconds_total",
+        (*TARGET_LABELS, "phase", "cache", "source"),
+        "Time spent compiling or capturing graphs since the agent started.",
+    ),
+    _counter(
+        "graph_compiles_total",
+        (*TARGET_LABELS, "phase", "cache", "source"),
+        "Graphs compiled or captured since the agent started.",
+    ),
+)
+
+PINNED = (
+    _gauge(
+        "pinned_alloc_success_ratio",
+        (*TARGET_LABELS, "source"),
+        "Share of page-locked allocations of the live processes that succeeded; absent when none was attempted.",
+    ),
+    _counter(
+        "pinned_alloc_attempts_total",
+        (*TARGET_LABELS, "source"),
+        "Page-locked allocations attempted since the agent started.",
+    ),
+    _counter(
+        "pinned_alloc_failures_total",
+        (*TARGET_LABELS, "code", "source"),
+        "Page-locked allocations refused since agent start, by error code.",
+    ),
+    _counter("pinned_alloc_bytes_total", (*TARGET_LABELS, "source"), "Bytes asked for in page-locked allocations."),
+    _counter("pinned_alloc_seconds_total", (*TARGET_LABELS, "source"), "Time spent in page-locked allocations."),
+)
+
+JITTER = (
+    _engine_gauge(
+        "token_jitter_seconds",
+        "Standard deviation of the intervals between tokens over 60 s, pooled over requests (it includes the spread "
+        "between requests). source=histogram: the geometric mean of the two bounds.",
+        "source",
+    ),
+    _engine_gauge("token_jitter_low_seconds", "Lower bound of the standard deviation of token intervals.", "source"),
+    _engine_gauge("token_jitter_high_seconds", "Upper bound of the standard deviation of token intervals.", "source"),
+    _engine_counter(
+        "token_intervals_total",
+        "Intervals between tokens since the agent started; unit=step where one observation is an engine step.",
+        "unit",
+        "source",
+    ),
+    _engine_counter("token_interval_seconds_total", "Sum of the intervals between tokens.", "source"),
+    _engine_counter(
+        "token_interval_squared_low_total", "Lower bound of the sum of squared token intervals, in s².", "source"
+    ),
+    _engine_counter(
+        "token_interval_squared_high_total", "Upper bound of the sum of squared token intervals, in s².", "source"
+    ),
+    _engine_counter("token_interval_squared_total", "Sum of squared token intervals where counted exactly.", "source"),
+)
+
+PREFILL_DECODE = (
+    _engine_gauge(
+        "prefill_decode_ratio",
+        "Prefill over decode, over 60 s: by=tokens processed, or by=time of finished requests.",
+        "by",
+        "source",
+    ),
+    _engine_counter("prefill_tokens_total", "Prompt tokens processed since the agent started.", "source"),
+    _engine_counter("decode_tokens_total", "Tokens generated since the agent started.", "source"),
+    _engine_counter("prefill_seconds_total", "Request-time spent in prefill, of finished requests.", "source"),
+    _engine_counter("decode_seconds_total", "Request-time spent in decode, of finished requests.", "source"),
+)
+
+EVICTIONS = (
+    _engine_gauge(
+        "kv_evictions_per_second",
+        "Cached KV blocks taken for new data, per second over 60 s. source=recycles: vLLM's sampled count of all "
+        "re-used blocks.",
+        "source",
+    ),
+    _engine_counter("kv_evictions_total", "Cached KV blocks taken for new data since the agent started.", "source"),
+    _engine_gauge("kv_blocks", "KV cache blocks the engine has.", "source"),
+    _engine_gauge(
+        "kv_cache_usage_ratio", "Share of KV cache blocks in use at the last scrape (blocks, not tokens).", "source"
+    ),
+    _engine_gauge("kv_turnover_per_minute", "Evictions per minute over the number of KV blocks.", "source"),
+)
+
+LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue")
+_LATENCY_TEXT = {
+    "ttft": "Time to first token",
+    "itl": "Time between tokens",
+    "tpot": "Time per output token of a finished request",
+    "e2e": "Time from arrival to the last token",
+    "queue": "Time waiting in the engine's queue",
+}
+LATENCY = tuple(
+    spec
+    for name in LATENCIES
+    for spec in (
+        _engine_gauge(f"{name}_mean_seconds", f"{_LATENCY_TEXT[name]}: mean over 60 s."),
+        _engine_gauge(f"{name}_p99_low_seconds", f"{_LATENCY_TEXT[name]}: bucket edge under the 99th percentile."),
+        _engine_gauge(f"{name}_p99_high_seconds", f"{_LATENCY_TEXT[name]}: bucket edge over the 99th percentile."),
+    )
+)
+
+REQUESTS = (
+    _engine_gauge("requests_running", "Requests being processed at the last scrape."),
+    _engine_gauge("requests_waiting", "Requests waiting at the last scrape."),
+    _engine_counter("preemptions_total", "Requests preempted since the agent started."),
+    _engine_counter("admission_rejections_total", "Requests refused at admission since the agent started."),
+)
+
+STATE = (
+    _engine_gauge("engine_state", "1 for the state the engine is in; all 0 when it cannot be told.", "state"),
+    _engine_gauge("engine_start_time_seconds", "When the engine's process started, in Unix time."),
+)
+
+BREAKER = (
+    _gauge(
+        "memory_breaker_open",
+        (*TARGET_LABELS, "kind"),
+        "1 while memory has been over 92 % for 5 s (kind=kv: KV blocks with requests waiting).",
+    ),
+    _counter("memory_breaker_trips_total", (*TARGET_LABELS, "kind"), "Times the memory breaker opened."),
+)
+
+AGENT = (
+    _gauge(
+        "signal_available",
+        ("signal", "target", "source", "quality", "reason"),
+        "1 when the signal has a value; otherwise 0 with the reason.",
+    ),
+    _gauge("source_up", ("source", "target"), "1 when the source's last read succeeded."),
+    _gauge("source_age_seconds", ("source", "target"), "Time since the source last proved that it is alive."),
+    _gauge("scrape_seconds", ("target",), "Duration of the last scrape."),
+    _gauge("scrape_bytes", ("target",), "Bytes received by the last scrape."),
+    _counter("scrapes_total", ("target",), "Scrapes made, failed ones included."),
+    _counter("scrape_failures_total", ("target", "reason"), "Scrapes that failed, by reason."),
+    _counter("parse_errors_total", ("target",), "Lines of the target's page that could not be read."),
+    _counter("rejected_samples_total", ("source",), "Sentinel or impossible values refused."),
+    _gauge("targets", (), "Targets configured or discovered."),
+    _gauge("config_reload_success", (), "1 when the last reload of the configuration succeeded."),
+    _gauge("build_info", ("version", "python"), "Always 1; the labels say what is running."),
+    _counter("agent_cpu_seconds_total", (), "Processor time the agent has used."),
+    _gauge("agent_resident_memory_bytes", (), "Resident memory of the agent."),
+)
+
+SERVING_FAMILIES = (
+    *PAGE_TABLE,
+    *GRAPH_COMPILE,
+    *PINNED,
+    *JITTER,
+    *PREFILL_DECODE,
+    *EVICTIONS,
+    *LATENCY,
+    *REQUESTS,
+    *STATE,
+    *BREAKER,
+)

@@ -1,0 +1,271 @@
+"""One GET, whatever the server does: the whole exposition page, or one reason and one line saying why not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from ufwatch import __version__
+from ufwatch.clock import Clock, SystemClock
+from ufwatch.config import HttpAccess
+from ufwatch.model import UP, Health, Reason
+from ufwatch.sources import body as page
+from ufwatch.sources.access import AccessFiles
+from ufwatch.sources.answer import Answer, Exchange, decoded, read_page, too_late
+from ufwatch.sources.failure import DroppedError, FetchError, failure_of
+from ufwatch.sources.proxy import ProxyRules, all_local, is_local, is_loopback
+
+DEFAULT_BODY_CAP_BYTES = 64 * 1024 * 1024
+KEEPALIVE_SECONDS = 4.0
+"""Under the 5 s after which uvicorn closes an idle connection: the one that closes first never loses a request."""
+
+# OpenMetrics is left to the wildcard: prometheus_client, and so vLLM, sends it whenever it is named at all, at any q.
+_ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
+_AGENT = f"ufwatch/{__version__}"
+_MAX_REDIRECTS = 3
+_MAX_ROUTES = 4096
+_PROXY_DECISION_SECONDS = 60.0
+_PROXY_LOOKUP_SECONDS = 1.0
+_READ_BUFFER_BYTES = 262_144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What one GET gave. ``body`` is decoded and whole; it is None exactly when ``health`` is not up."""
+
+    health: Health
+    body: bytes | None
+    content_type: str
+    openmetrics: bool
+    status: int | None
+    """The last HTTP status seen; None where no answer came."""
+    seconds: float
+    """From the call to the last byte of the body, or to the failure."""
+    wire_bytes: int
+    """Body bytes as they were sent, compressed or not; headers are not counted."""
+    at_seconds: float
+    """Monotonic time at which the body was complete, or the failure certain."""
+
+
+@dataclass(slots=True)
+class _Route:
+    """How one address is reached; kept between scrapes."""
+
+    first: URL
+    url: URL
+    """Where redirects led to last time."""
+    accept_encoding: str
+    proxy: str | None = None
+    proxy_decided_until: float = 0.0
+    """In the event loop's time."""
+
+
+class Fetcher:
+    """GETs over one pool of connections. For one event loop; ``close`` must be awaited in it.
+
+    ``environ`` gives the proxy variables. ``resolver`` finds the addresses of names; the operating system's by default.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._files = AccessFiles()
+        self._proxies = ProxyRules(environ or {})
+        self._resolver = resolver
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._routes: dict[tuple[str, str | None], _Route] = {}
+
+    async def get(
+        self, url: str, access: HttpAccess, *, deadline_seconds: float, body_cap_bytes: int = DEFAULT_BODY_CAP_BYTES
+    ) -> Fetched:
+        """The page at ``url``, or why there is none. Nothing is raised except CancelledError.
+
+        The deadline covers everything: names, connection, redirects and body. The cap holds for the body on the wire
+        and for the body after decompression.
+        """
+        started = self._clock.monotonic()
+        exchange = Exchange()
+        body: bytes | None = None
+        health = UP
+        try:
+            async with asyncio.timeout(deadline_seconds) as limit:
+                body = await self._page(url, access, body_cap_bytes, exchange)
+        except (FetchError, DroppedError, aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                failure = too_late(exchange, deadline_seconds)
+            else:
+                failure = failure_of(error, exchange.peer)
+            detail = page.redact(failure.detail, self._files.secrets(access))
+            if exchange.status in (401, 403):
+                self._files.forget(access)
+            health = Health(up=False, reason=failure.reason, detail=detail)
+        at = self._clock.monotonic() if exchange.complete_at is None else exchange.complete_at
+        return Fetched(
+            health=health,
+            body=body,
+            content_type=exchange.content_type,
+            openmetrics=page.is_openmetrics(exchange.content_type),
+            status=exchange.status,
+            seconds=at - started,
+            wire_bytes=exchange.wire_bytes,
+            at_seconds=at,
+        )
+
+    async def close(self) -> None:
+        """Closes every connection; a GET under way fails, and so does every later one."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _page(self, url: str, access: HttpAccess, cap: int, exchange: Exchange) -> bytes:
+        route = self._route(url, access.server_name)
+        exchange.peer = _peer(route.first)
+        headers = {"Accept": _ACCEPT, "Accept-Encoding": route.accept_encoding, "User-Agent": _AGENT}
+        authorization = self._files.authorization(access)
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        if access.server_name is not None:
+            standard = route.first.is_default_port()
+            headers["Host"] = access.server_name if standard else f"{access.server_name}:{route.first.port}"
+        proxy = await self._proxy(route)
+        try:
+            response = await self._follow(route, headers, access, proxy, exchange)
+            try:
+                raw, encoding = await read_page(response, cap, exchange)
+            finally:
+                response.release()
+        except BaseException:
+            # What a redirect led to last time may be what fails now.
+            route.url = route.first
+            raise
+        exchange.complete_at = self._clock.monotonic()
+        return await decoded(raw, encoding, cap, exchange)
+
+    async def _follow(
+        self, route: _Route, headers: dict[str, str], access: HttpAccess, proxy: str | None, exchange: Exchange
+    ) -> Answer:
+        """The first answer that is no redirect; its address is kept for the next time."""
+        url = route.url
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await self._send(url, headers, access, proxy, exchange)
+            exchange.status = response.status
+            if response.status not in (301, 302, 303, 307, 308):
+                route.url = url
+                return response
+            location = response.headers.get("Location", "")
+            response.release()
+            url = _redirected(url, location, access.server_name, exchange.peer)
+        raise FetchError(Reason.CONTENT, f"{exchange.peer}: more than {_MAX_REDIRECTS} redirects")
+
+    async def _send(
+        self, url: URL, headers: dict[str, str], access: HttpAccess, proxy: str | None, exchange: Exchange
+    ) -> Answer:
+        tls = self._files.tls(access) if url.scheme == "https" else True
+        while True:
+            try:
+                response = await self._pool().get(
+                    url,
+                    headers=headers,
+                    allow_redirects=False,
+                    ssl=tls,
+                    server_hostname=access.server_name,
+                    proxy=proxy,
+                )
+            except DroppedError as dropped:
+                if not (dropped.retry and exchange.may_retry):
+                    raise
+                exchange.may_retry = False
+            else:
+                assert isinstance(response, Answer)
+                return response
+
+    def _pool(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise FetchError(Reason.CONNECT, "the agent is stopping")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, resolver=self._resolver),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                auto_decompress=False,
+                read_bufsize=_READ_BUFFER_BYTES,
+                response_class=Answer,
+            )
+        return self._session
+
+    def _route(self, address: str, server_name: str | None) -> _Route:
+        route = self._routes.get((address, server_name))
+        if route is None:
+            try:
+                url = URL(address).with_fragment(None)
+            except ValueError:
+                raise FetchError(Reason.CONNECT, "not a valid address") from None
+            if url.scheme not in ("http", "https") or not url.host:
+                raise FetchError(Reason.CONNECT, "not an http:// or https:// address with a host")
+            if url.user is not None or url.password is not None:
+                raise FetchError(Reason.CONNECT, f"{_peer(url)}: credentials in the address; put them into a file")
+            # On loopback, decompressing costs more than the copying it saves.
+            route = _Route(first=url, url=url, accept_encoding="identity" if is_loopback(url.host) else "gzip")
+            if len(self._routes) >= _MAX_ROUTES:
+                self._routes.clear()
+            self._routes[address, server_name] = route
+        return route
+
+    async def _proxy(self, route: _Route) -> str | None:
+        """The proxy for a target; whether its name is a local one is looked up once a minute."""
+        now = asyncio.get_running_loop().time()
+        if now < route.proxy_decided_until:
+            return route.proxy
+        host, port = route.first.host or "", route.first.port or 0
+        local = is_local(host)
+        proxy = None if local else self._proxies.proxy_for(route.first.scheme, host, port)
+        if proxy is not None and local is None and all_local(await self._addresses(host, port)):
+            proxy = None
+        route.proxy = proxy
+        route.proxy_decided_until = now + _PROXY_DECISION_SECONDS
+        return proxy
+
+    async def _addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a name; none where this machine cannot resolve it, which behind a proxy is usual."""
+        resolver = self._resolver or aiohttp.ThreadedResolver()
+        try:
+            async with asyncio.timeout(_PROXY_LOOKUP_SECONDS):
+                return [found["host"] for found in await resolver.resolve(host, port, socket.AF_UNSPEC)]
+        except (OSError, ValueError):
+            return []
+
+
+def _redirected(url: URL, location: str, server_name: str | None, peer: str) -> URL:
+    """Where a redirect leads. Refused unless to the same host and port; from http to https the port may change.
+
+    Another port can be another owner's, and going back to http would show the credentials to the network.
+    """
+    try:
+        target = url.join(URL(location)).with_fragment(None)
+        if server_name is not None and target.host == server_name and url.host is not None:
+            # We asked by the name, so that is what comes back; the address is one of its many.
+            target = target.with_host(url.host)
+        same = target.host == url.host and target.user is None and target.password is None
+        if location and same and (target.origin() == url.origin() or (url.scheme, target.scheme) == ("http", "https")):
+            return target
+        where = f"{target.scheme}://{_peer(target)}" if location else "nowhere"
+    except ValueError:
+        where = "no valid address"
+    raise FetchError(Reason.CONTENT, f"{peer}: a redirect to {where} is not followed; only one to the same server is")
+
+
+def _peer(url: URL) -> str:
+    host = url.raw_host or "?"
+    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
