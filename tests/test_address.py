@@ -61,7 +61,7 @@ def test_a_bad_url_is_refused_with_its_reason(given: str, complaint: str) -> Non
     ],
 )
 def test_credentials_are_refused_and_never_repeated(given: str) -> None:
-    with pytest.raises(ValueError, match="write http|basic_auth_file") as caught:
+    with pytest.raises(ValueError, match=r"write http|basic_auth_file") as caught:
         http_url(given)
     assert "hunter2" not in str(caught.value)
 

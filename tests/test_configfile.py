@@ -275,8 +275,8 @@ def test_files_that_must_exist_are_missed_and_secrets_are_not_repeated() -> None
         ("a: 1\n---\nb: 2", "line 2, column 1: not YAML (but found another document)"),
         ("a: &a [*a]", "line 1: an alias holds itself; repeat the values instead"),
         ("a: *b", "line 1, column 4: not YAML (found undefined alias 'b')"),
-        ("[" * 5000, "is nested too deeply; flatten it"),
-        ('a: "\\UFFFFFFFF"', "not YAML (OverflowError); check its quoted texts"),
+        ("[" * 5000, "line 1, column 51: not YAML (nested too deeply)"),
+        ('a: "\\UFFFFFFFF"', "not YAML (OverflowError); check the escapes in its quoted texts"),
     ],
 )
 def test_what_is_no_configuration_at_all_gives_one_line(text: str, found: str) -> None:
@@ -291,7 +291,7 @@ def test_an_alias_bomb_is_refused_before_it_grows() -> None:
 
 def test_long_keys_over_many_values_cost_no_memory() -> None:
     depth = "".join(f"{{{'k' * 1000}{n}: " for n in range(40))
-    found = mistakes(f"{depth}[{'a, ' * 50_000}]{'}' * 40}")
+    found = mistakes(f"{depth}[{'a, ' * 20_000}]{'}' * 40}")
     assert len(found) == 1
 
 
@@ -356,8 +356,10 @@ _flow = st.recursive(
 @given(st.one_of(_flow, st.text(alphabet="abc:-[]{}&*!|>'\"\\%@#? \n\t0.~<,é\x00\ud800", max_size=60), st.text()))
 def test_no_text_raises_anything_but_a_config_error(text: str) -> None:
     for where in ("ufwatch.yaml", "ufwatch.json"):
+        told: tuple[str, ...] = ("a configuration",)
         try:
             configfile.parse(text, where, exists=lambda _: False)
         except ConfigError as error:
-            assert error.mistakes
-            assert all("\n" not in mistake for mistake in error.mistakes)
+            told = error.mistakes
+        assert told
+        assert all("\n" not in mistake for mistake in told)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ufwatch
+from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, TargetConfig
 from ufwatch.core import gpu as gpu_core
@@ -66,7 +67,10 @@ Attach = Callable[[TargetConfig], Attached]
 
 
 class Agent:
-    """Runs until cancelled. ``attach`` makes a target's sources; ``gpus`` is None where no card is looked at."""
+    """``attach`` makes a target's sources; ``gpus`` is None where no card is looked at.
+
+    With ``follow`` False nothing runs by itself: the caller calls ``poll_gpus`` and ``cycle``.
+    """
 
     def __init__(
         self,
@@ -77,7 +81,8 @@ class Agent:
         sinks: Iterable[Sink],
         clock: Clock,
         discovery: Discovery,
-        whole_run: bool = False,
+        window_seconds: float | None = WINDOW_SECONDS,
+        follow: bool = True,
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
@@ -85,7 +90,7 @@ class Agent:
         self.reload_succeeded = True
         self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
         self._discovery = discovery
-        self._whole_run = whole_run
+        self._window_seconds, self._follows = window_seconds, follow
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
@@ -142,14 +147,14 @@ class Agent:
             clock=self._clock,
             layouts=self._layouts,
             interval_seconds=self.config.interval_seconds,
-            whole_run=self._whole_run,
+            window_seconds=self._window_seconds,
         )
         first = offset(self._arrivals, self.config.interval_seconds)
         self._arrivals += 1
         tasks = self._tasks[config.name] = []
         if attached.background is not None:
             tasks.append(asyncio.create_task(attached.background(), name=f"background {config.name}"))
-        if not self._whole_run:
+        if self._follows:
             tasks.append(asyncio.create_task(self._follow(target, first), name=f"target {config.name}"))
 
     async def stop_targets(self, names: Iterable[str]) -> None:
@@ -245,6 +250,15 @@ class Agent:
         """The cards a target is mapped to."""
         mapped = self._mapping.get(target)
         return mapped.cards if mapped is not None else ()
+
+    def unknown_gpus(self, target: str) -> tuple[str, ...]:
+        """Entries of the target's ``gpus`` that match no card of this machine."""
+        mapped = self._mapping.get(target)
+        return mapped.unknown if mapped is not None else ()
+
+    def gpu_detail(self) -> str:
+        """What NVML said when it could not be read; empty while it can."""
+        return self._snapshot.health.detail if self._snapshot is not None else ""
 
     async def _publish_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ufwatch.agent import Agent, Attach, Attached, Gpus, Sink
+from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, HttpAccess, TargetConfig
 from ufwatch.errors import ConfigError
@@ -73,7 +74,7 @@ def agent(
     sinks: Iterable[Sink],
     whole_run: bool = False,
 ) -> Agent:
-    """An agent over real sources."""
+    """An agent over real sources. ``whole_run``: it looks only when told to, over everything since the first time."""
     return Agent(
         config,
         attach=attach(fetcher, clock),
@@ -81,5 +82,6 @@ def agent(
         sinks=sinks,
         clock=clock,
         discovery=Discovery(config.discovery, config.targets),
-        whole_run=whole_run,
+        window_seconds=None if whole_run else WINDOW_SECONDS,
+        follow=not whole_run,
     )

@@ -101,7 +101,7 @@ class Block:
 
     def has(self, key: str) -> bool:
         """Whether ``key`` is given a value, right or wrong."""
-        return self._values.get(key) is not None
+        return self._take(key) is not None
 
     def add(self, key: str, mistake: str) -> None:
         """Notes a mistake at ``key``, for checks that look at several keys."""

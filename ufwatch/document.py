@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,6 +23,7 @@ from ufwatch.errors import ConfigError
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 """How many values a text may hold once its aliases are expanded."""
+MAX_DEPTH = 50
 _MAX_KEY = 60
 _MAX_PATH_DEPTH = 6
 
@@ -101,7 +103,7 @@ def _parse_json(text: str, where: str) -> Document:
 
 def _parse_yaml(text: str, where: str) -> Document:
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Bounded)
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
@@ -128,6 +130,26 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in problem:
         problem += "; indent with blanks, not tabs"
     return f"{place}not YAML ({problem})"
+
+
+class _Bounded(yaml.SafeLoader):
+    """Stops at the first value too many or too deep, instead of after seconds of work on a hostile text."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        self._count += 1
+        if self._depth > MAX_DEPTH or self._count > MAX_VALUES:
+            problem = "nested too deeply" if self._depth > MAX_DEPTH else f"more than {MAX_VALUES} values"
+            untyped: Any = self
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=untyped.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Plain:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import TargetConfig
 from ufwatch.core import target as core
@@ -65,7 +66,7 @@ class Target:
         interval_seconds: float,
         texts: Texts | None = None,
         kv_events: KvEvents | None = None,
-        whole_run: bool = False,
+        window_seconds: float | None = WINDOW_SECONDS,
     ) -> None:
         self.config = config
         self.report: TargetReport | None = None
@@ -73,7 +74,7 @@ class Target:
         self._page, self._texts, self._kv_events, self._clock = page, texts, kv_events, clock
         self._reader = PageReader(layouts)
         now = clock.monotonic()
-        self._state = core.begin(config, now, interval_seconds=interval_seconds, whole_run=whole_run)
+        self._state = core.begin(config, now, interval_seconds=interval_seconds, window_seconds=window_seconds)
         self._counts = ScrapeCounts()
         self._texts_missed = 0
         self._text_snapshot: TextfileSnapshot | None = None

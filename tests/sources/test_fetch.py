@@ -122,13 +122,14 @@ def test_a_cut_page_is_truncated(head: str, body: bytes) -> None:
     assert fetched.status == 200
 
 
-@looped
-async def test_a_reset_within_a_body_without_length_is_no_end() -> None:
+@pytest.mark.parametrize("head", ["Connection: close", "Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_a_reset_within_a_body_is_no_end(head: str) -> None:
     async def turn(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + PAGE)
+        body = b"%x\r\n%s\r\n" % (len(PAGE), PAGE) if "chunked" in head else PAGE
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n{head}\r\n\r\n".encode() + body)
         return reset(writer)
 
-    refused(await one(turn), Reason.TRUNCATED)
+    refused(asyncio.run(one(turn)), Reason.TRUNCATED)
 
 
 @pytest.mark.parametrize(

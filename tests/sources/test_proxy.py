@@ -78,7 +78,7 @@ def test_a_target_outside_goes_through_the_proxy(names: Names) -> None:
                 for _ in range(2):
                     assert (await get(fetcher, "http://model.test/metrics")).health == UP
                 assert names.asked.count("model.test") == 1
-            (head,) = proxy.heads
+            head = proxy.heads[0]
             assert head.startswith(b"GET http://model.test/metrics HTTP/1.1\r\n")
             assert b"Proxy-Authorization: Basic bWU6aHVudGVyMg==\r\n" in head
             assert b"Accept-Encoding: gzip\r\n" in head
@@ -106,6 +106,16 @@ def test_a_proxy_that_refuses_a_tunnel(status: str, reason: Reason) -> None:
                 assert "hunter2" not in fetched.health.detail
 
     asyncio.run(run())
+
+
+@looped
+async def test_a_proxy_that_hangs_up() -> None:
+    async with serving(lambda _, __, ___: asyncio.sleep(0, False)) as proxy:
+        environ = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{proxy.port}")
+        async with fetching(environ, Names()) as fetcher:
+            for scheme in ("http", "https"):
+                fetched = await get(fetcher, f"{scheme}://model.test/metrics")
+                refused(fetched, Reason.CONNECT, "closed before an answer")
 
 
 @looped

@@ -107,8 +107,8 @@ def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reas
     labels: Labels = (("engine", given.engine), *signal.extra)
     provider = provider_of(signal, given)
     if provider is None:
-        reason = Reason.NO_SOURCE if given.track is not None else given.absent or Reason.NO_SOURCE
-        return Reading(signal.id, labels, None, reason=reason)
+        why = Reason.NO_SOURCE if given.track is not None else given.absent or Reason.NO_SOURCE
+        return Reading(signal.id, labels, None, reason=why)
     window: Window | None = span
     if provider.source in given.extra:
         window, blocked = given.extra[provider.source], None

@@ -100,9 +100,15 @@ class TargetReport:
     device_breaker: Breaker
 
 
-def begin(config: TargetConfig, at_seconds: float, *, interval_seconds: float, whole_run: bool = False) -> TargetState:
-    """A target nothing is known of yet. ``whole_run`` makes the window everything from the first sample on."""
-    window = None if whole_run else max(catalogue.WINDOW_SECONDS, interval_seconds)
+def begin(
+    config: TargetConfig,
+    at_seconds: float,
+    *,
+    interval_seconds: float,
+    window_seconds: float | None = catalogue.WINDOW_SECONDS,
+) -> TargetState:
+    """A target nothing is known of yet. A ``window_seconds`` of None is everything from the first sample on."""
+    window = None if window_seconds is None else max(window_seconds, interval_seconds)
     return TargetState(
         config=config,
         began_seconds=at_seconds,

@@ -162,13 +162,13 @@ class KvState:
     duplicates: int = 0
     gaps: int = 0
     lost_batches: int = 0
-    """Batches that are gone for good: from then on the counts are lower bounds."""
+    """Batches gone for good, or not wholly readable: the counts are lower bounds from then on."""
 
 
 def step(state: KvState, seq: int, batch: KvBatch) -> tuple[KvState, Replay | None]:
     """Takes a live batch and says which batches to ask for again.
 
-    The first batch ever seen is where counting begins; what was published before it is not ours. A number that was
+    The first batch ever seen is where counting begins: what was published before it is not ours. A number that was
     counted already is a duplicate unless the publisher restarted, which its clock tells: a batch sent again is no
     newer than the newest.
     """
@@ -255,5 +255,6 @@ def _count(state: KvState, batch: KvBatch) -> KvState:
         cleared=state.cleared + batch.cleared,
         unknown=state.unknown + batch.unknown,
         faults=state.faults + batch.faults,
+        lost_batches=state.lost_batches + bool(batch.faults),
         batches=state.batches + 1,
     )

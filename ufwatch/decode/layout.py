@@ -9,6 +9,8 @@ class                           proof that a fresh parse would say the same
 ==============================  ===================================================================================
 wanted sample                   begins with the known prefix (name, labels, blanks); what is left is a number
 other sample                    begins with the known name and the character that ends it: its labels may churn
+wanted series, repeated         begins with the known prefix: what follows is a fault whatever it is
+native histogram                begins with the known prefix and the brace that opens its value
 comment, blank, malformed line  equal byte for byte
 ==============================  ===================================================================================
 
@@ -61,9 +63,10 @@ class Layout:
     _pick_wanted: Pick
     _prefixes: tuple[bytes, ...]
     _pick_named: Pick
-    _names: tuple[bytes, ...]
+    _least: tuple[bytes, ...]
     _above: tuple[bytes, ...]
-    """For each name the least text over all that begin with it: two comparisons cost less than ``startswith``."""
+    """What begins with a name lies, as bytes sort, from the name itself to below the name with its last byte raised by
+    one. Two comparisons cost less than one ``startswith``."""
     _pick_fixed: Pick
     _fixed: tuple[bytes, ...]
     memo: dict[object, Any] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class Layout:
         if answer is None:
             text = prefix.decode()
             answer = any(line.name.startswith(text) for line in self.lines) or any(
-                name.lstrip(b' \t{"').startswith(prefix) for name in self._names
+                least.lstrip(b' \t{"').startswith(prefix) for least in self._least
             )
             self._seen_prefixes[prefix] = answer
         return answer
@@ -114,45 +117,45 @@ class Layouts:
         wanted: list[int] = []
         prefixes: list[bytes] = []
         named: list[int] = []
-        names: list[bytes] = []
+        ranges: list[tuple[bytes, bytes]] = []
         fixed: list[int] = []
-        faults = 0
         last = len(lines) - 1
-        for index, line in enumerate(lines):
+        faults = int(is_sample(lines[last]))  # what follows the last newline may be cut
+        for index, line in enumerate(lines[:last]):
             name = _NAME.match(line)
-            if name is not None and name[1] not in self.wanted and index != last:
+            if name is not None and name[1] not in self.wanted:
                 named.append(index)
-                names.append(self._text(name[0]))
+                ranges.append(self._all_that_begin(name[0]))
                 continue
-            fixed.append(index)  # until it proves to be better
             if not is_sample(line):
+                fixed.append(index)
                 continue
             try:
-                if index == last:
-                    raise ValueError("cut: no newline")
                 prefix, text, labels = parse_head(line)
                 identity = (text, frozenset(labels))
-                guard = prefix
-                if text.encode() not in self.wanted:
-                    pass  # a quoted name: it takes the whole head to know it
+                if text.encode() not in self.wanted:  # a name in quotes
+                    bounds = self._all_that_begin(prefix)
                 elif identity in series:
+                    bounds = self._all_that_begin(prefix)
+                    if b"{" not in prefix:  # labels could follow, but not on a byte that is no blank and no brace
+                        bounds = self._text(prefix + b"!"), self._text(prefix + b"{")
+                        if not bounds[0] <= line < bounds[1]:
+                            raise ValueError("repeated, and malformed")
                     faults += 1
-                    if not prefix.rstrip(b" \t").endswith(b"}"):
-                        continue  # labels could still follow the bare name: only equal bytes prove a repetition
                 elif parse_value(line, len(prefix)) is None:
-                    guard = prefix + COMPOSITE
+                    bounds = self._all_that_begin(prefix + COMPOSITE)
                 else:
                     series[identity] = Series(text, tuple(self._pairs.setdefault(pair, pair) for pair in labels))
-                    fixed.pop()
                     wanted.append(index)
                     prefixes.append(prefix)
                     continue
             except ValueError:
                 faults += 1
-                continue
-            fixed.pop()
-            named.append(index)
-            names.append(self._text(guard))
+                fixed.append(index)
+            else:
+                named.append(index)
+                ranges.append(bounds)
+        fixed.append(last)
         layout = Layout(
             lines=tuple(series.values()),
             faults=faults,
@@ -160,8 +163,8 @@ class Layouts:
             _pick_wanted=_pick(wanted),
             _prefixes=tuple(prefixes),
             _pick_named=_pick(named),
-            _names=tuple(names),
-            _above=tuple(self._text(name[:-1] + bytes((name[-1] + 1,))) for name in names),
+            _least=tuple(least for least, _ in ranges),
+            _above=tuple(above for _, above in ranges),
             _pick_fixed=_pick(fixed),
             _fixed=tuple(self._text(lines[index]) for index in fixed),
         )
@@ -199,6 +202,10 @@ class Layouts:
             self._texts.clear()
         if len(self._pairs) > _KEEP_TEXTS:
             self._pairs.clear()
+
+    def _all_that_begin(self, start: bytes) -> tuple[bytes, bytes]:
+        """Return the least text that begins with ``start``, and the least above all that do. It ends in ASCII."""
+        return self._text(start), self._text(start[:-1] + bytes((start[-1] + 1,)))
 
     def _text(self, text: bytes) -> bytes:
         """Return an equal text that other layouts hold too: comments and names are the same for every model."""
@@ -246,7 +253,7 @@ class PageReader:
         if len(lines) != layout._key[0] or layout._pick_fixed(lines) != layout._fixed:
             return False
         named = layout._pick_named(lines)
-        if not (all(map(le, layout._names, named)) and all(map(lt, named, layout._above))):
+        if not (all(map(le, layout._least, named)) and all(map(lt, named, layout._above))):
             return False
         wanted = layout._pick_wanted(lines)
         moved = list(map(ne, wanted, self._wanted))

@@ -63,3 +63,44 @@ def _origin(entry: Mapping[str, Any]) -> str:
     parts = [part for part in (entry["quality"], entry["source"]) if part]
     text = " from ".join(parts) if entry["value"] is not None or entry["quality"] else ""
     return f"{text}  {entry['reason']}".strip() if entry["reason"] else text
+
+
+_DEMO_ROWS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("SM utilization", "sm_utilization", {}),
+    ("page-table miss rate", "page_table_miss", {"unit": "token"}),
+    ("graph compile, capture", "graph_compile", {"phase": "capture"}),
+    ("graph compile, torch.compile", "graph_compile", {"phase": "compile"}),
+    ("pinned-alloc success", "pinned_alloc_success", {}),
+    ("token jitter", "token_jitter", {}),
+    ("prefill/decode by tokens", "prefill_decode", {"by": "tokens"}),
+    ("KV evictions per second", "kv_evictions", {}),
+    ("time to first token, mean", "ttft_mean", {}),
+    ("tokens per second", "generation_tokens_rate", {}),
+    ("requests running", "running", {}),
+)
+
+
+def demo_table(targets: Sequence[Mapping[str, Any]]) -> str:
+    """The seven signals of several targets side by side: value, or in brackets why there is none."""
+    head = ("", *(target["target"] for target in targets))
+    rows = [head, ("state", *(target["state"] or "unknown" for target in targets))]
+    for title, signal, labels in _DEMO_ROWS:
+        rows.append((title, *(_cell(target, signal, labels) for target in targets)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(target: Mapping[str, Any], signal: str, labels: Mapping[str, str]) -> str:
+    found = [
+        entry
+        for entry in target["signals"]
+        if entry["signal"] == signal and all(entry["labels"].get(key) == value for key, value in labels.items())
+    ]
+    for entry in found:
+        if entry["value"] is not None:
+            return value_text(entry)
+    reason = next((entry["reason"] for entry in found if entry["reason"]), None)
+    if reason is None:
+        reason = next((e["reason"] for e in target["signals"] if e["signal"] == signal and e["reason"]), "no_source")
+    return f"({reason})"

@@ -20,6 +20,7 @@ _MAPS_SINCE = (0, 24)
 _BUFFERED_BATCHES = 10_000
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _TOPIC = b"kv"
+_HIGH_WATER_MARK = 100_000
 
 
 class KvEventPublisher:
@@ -35,12 +36,16 @@ class KvEventPublisher:
         self._encode = msgspec.msgpack.encode
         self._as_maps = parse_version(version) >= _MAPS_SINCE
         self._block_size = engine.scenario.block_size
-        self._context = zmq.Context()
-        ranks = range(engine.scenario.engines)
-        self._ranks = [
-            _Rank(self._context, _shifted(endpoint, rank), None if replay is None else _shifted(replay, rank))
-            for rank in ranks
+        endpoints = [
+            (_shifted(endpoint, rank), None if replay is None else _shifted(replay, rank))
+            for rank in range(engine.scenario.engines)
         ]
+        self._context = zmq.Context()
+        try:
+            self._ranks = [_Rank(self._context, *pair) for pair in endpoints]
+        except zmq.ZMQError as error:
+            self.close()
+            raise SourceError(f"{endpoint}: {error}") from error
         self._to_lose = 0
         self.removed = 0
         """Blocks named in BlockRemoved events since the start, lost batches included: the truth to compare with."""
@@ -50,15 +55,22 @@ class KvEventPublisher:
         """The next batches get sequence numbers and can be replayed, but are not sent: what a slow subscriber loses."""
         self._to_lose += batches
 
-    def flush(self) -> None:
-        """Sends the batches of all steps since the last call, and answers replay requests."""
-        for rank, batch in self._engine.take_kv_batches():
+    @property
+    def subscribed(self) -> bool:
+        """Whether every rank has had a subscriber; what is sent before one comes is lost."""
+        return all(publisher.has_subscriber() for publisher in self._ranks)
+
+    def flush(self) -> int:
+        """Sends the batches of all steps since the last call, and answers replay requests. How many batches it were."""
+        batches = self._engine.take_kv_batches()
+        for rank, batch in batches:
             self.removed += len(batch.evicted)
             payload = self._encode([self._engine.wall(batch.at), self._events(batch), rank])
             self._ranks[rank].send(payload, lost=self._to_lose > 0)
             self._to_lose = max(0, self._to_lose - 1)
         for publisher in self._ranks:
             publisher.answer_replays()
+        return len(batches)
 
     def close(self) -> None:
         """Closes the sockets; what is still queued is thrown away."""
@@ -104,7 +116,9 @@ class _Rank:
         self._nothing = zmq.Again
         self._sequence = 0
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=_BUFFERED_BATCHES)
-        self._publisher = context.socket(zmq.PUB)
+        # On the wire the same as PUB, but it tells of subscriptions.
+        self._publisher = context.socket(zmq.XPUB)
+        self._publisher.set_hwm(_HIGH_WATER_MARK)
         # vLLM's rule: a wildcard or a local transport is bound, any other address is connected to.
         if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc", "inproc")):
             self._publisher.bind(endpoint)
@@ -114,6 +128,10 @@ class _Rank:
         if replay is not None:
             self._replay = context.socket(zmq.ROUTER)
             self._replay.bind(replay)
+
+    def has_subscriber(self) -> bool:
+        # Subscriptions stay unread: one is enough to know.
+        return bool(self._publisher.poll(0))
 
     def send(self, payload: bytes, *, lost: bool) -> None:
         sequence = self._sequence.to_bytes(8, "big")

@@ -6,98 +6,25 @@ Everything but the numbers is prepared once per process and version; a histogram
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, count
-from typing import Protocol
+from itertools import count
 
+from ufwatch.sim.exposition import Block, Histograms, Scalars, Static, Touched, head, labels, number
 from ufwatch.sim.layout import Family, PageLayout
 from ufwatch.sim.scenario import Scenario
-from ufwatch.sim.stats import ITL, EngineStats, Histogram
+from ufwatch.sim.stats import CUSTOM_EDGES, EngineStats, Histogram
 from ufwatch.sim.values import ENGINE_V1_SINCE, Read, reader
 
-_HTTP_LABELS = {
-    "http_requests_total": 'handler="/v1/completions",method="POST",status="2xx"',
-    "http_request_size_bytes": 'handler="/v1/completions"',
-    "http_response_size_bytes": 'handler="/v1/completions"',
-    "http_request_duration_seconds": 'handler="/v1/completions",method="POST"',
-    "http_request_duration_highr_seconds": "",
+_HANDLER = ("handler", "/v1/completions")
+_HTTP_LABELS: dict[str, tuple[tuple[str, str], ...]] = {
+    "http_requests_total": (_HANDLER, ("method", "POST"), ("status", "2xx")),
+    "http_request_size_bytes": (_HANDLER,),
+    "http_response_size_bytes": (_HANDLER,),
+    "http_request_duration_seconds": (_HANDLER, ("method", "POST")),
+    "http_request_duration_highr_seconds": (),
 }
 _MULTIPROCESS_ORDER = ("summary", "histogram", "counter", "gauge")
 _REQUEST_BYTES = 560
 """Per request; the page says nothing about engines with it."""
-
-
-def number(value: float) -> str:
-    """A sample value as prometheus_client writes it: Python's repr of a float, with Go's exponents from 1e6 on."""
-    text = repr(float(value))
-    dot = text.find(".")
-    if value > 0 and dot > 6:
-        mantissa = f"{text[0]}.{text[1:dot]}{text[dot + 1 :]}".rstrip("0.")
-        return f"{mantissa}e+0{dot - 1}"
-    return text
-
-
-def labels(pairs: Iterable[tuple[str, str]]) -> str:
-    """Label pairs, sorted by name, with braces; nothing for none."""
-    escape = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    inner = ",".join(f'{name}="{value.translate(escape)}"' for name, value in sorted(pairs))
-    return f"{{{inner}}}" if inner else ""
-
-
-class _Block(Protocol):
-    def text(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Static:
-    lines: str
-
-    def text(self) -> str:
-        return self.lines
-
-
-@dataclass(frozen=True, slots=True)
-class _Scalars:
-    """Samples that are read each time; ``after`` is what follows them unchanged."""
-
-    head: str
-    samples: tuple[tuple[str, Read], ...]
-    after: str
-
-    def text(self) -> str:
-        return "".join([self.head, *[f"{prefix}{number(read())}\n" for prefix, read in self.samples], self.after])
-
-
-@dataclass(slots=True)
-class _HistogramBlock:
-    """One histogram per series; the text of one that was not observed since is used again."""
-
-    head: str
-    series: tuple[tuple[tuple[str, ...], str, str, tuple[Histogram, ...]], ...]
-    """Bucket prefixes, prefix of the count, prefix of the sum, and what is added up."""
-    after: str
-    sum_first: bool
-    hide_empty: bool
-    seen: int = -1
-    kept: str = ""
-
-    def text(self) -> str:
-        observed = sum(histogram.count for series in self.series for histogram in series[3])
-        if observed != self.seen:
-            self.seen = observed
-            self.kept = self._render() if observed or not self.hide_empty else ""
-        return self.kept
-
-    def _render(self) -> str:
-        lines = [self.head]
-        for buckets, count_prefix, sum_prefix, histograms in self.series:
-            counts = map(sum, zip(*(histogram.counts for histogram in histograms), strict=True))
-            texts = [f"{prefix}{number(value)}\n" for prefix, value in zip(buckets, accumulate(counts), strict=True)]
-            total = f"{count_prefix}{number(sum(histogram.count for histogram in histograms))}\n"
-            sums = f"{sum_prefix}{number(sum(histogram.sum for histogram in histograms))}\n"
-            lines += [sums, *texts, total] if self.sum_first else [*texts, total, sums]
-        lines.append(self.after)
-        return "".join(lines)
 
 
 class PageWriter:
@@ -147,22 +74,35 @@ class PageWriter:
             return scenario.kv_cache_metrics or not name.startswith("vllm:kv_block_")
         return not (self._multiprocess and name.startswith(("process_", "python_")))
 
-    def _block(self, family: Family) -> _Block:
-        head = _head(family.name, family.help, family.type)
+    def _block(self, family: Family) -> Block:
+        top = head(family.name, family.help, family.type)
         if family.lines:
-            return _Static(head + "".join(f"{line}\n" for line in family.lines))
+            return Static(top + "".join(f"{line}\n" for line in family.lines))
         if family.type == "histogram":
-            return self._histogram(family, head)
+            return self._histogram(family, top)
         if family.name == "vllm:cache_config_info":
-            return _Static(head + "".join(self._cache_config(family)))
+            return Static(top + "".join(self._cache_config(family)))
         samples = self._http(family) if family.name in _HTTP_LABELS else self._scalars(family)
         sample_labels = [prefix.removeprefix(family.name).rstrip() for prefix, _ in samples]
         if family.type == "summary":
-            sample_labels = [_braces(_HTTP_LABELS[family.name])]
+            sample_labels = [labels(_HTTP_LABELS[family.name])]
         created = self._created_lines(family, sample_labels)
         if not self._v1 and family.type == "counter":
-            return _Touched(head, tuple(samples))
-        return _Scalars(head, tuple(samples), created)
+            # Engine V0 makes its series when they are first used.
+            stats = self._stats[0]
+            return Touched(
+                top, tuple(samples), "", "", lambda: stats.generation_tokens, nonzero_only=family.label is not None
+            )
+        if family.name in _HTTP_LABELS:
+            return Touched(top, tuple(samples), created, self._unused(top), self._answered)
+        return Scalars(top, tuple(samples), created)
+
+    def _unused(self, top: str) -> str:
+        """A family with labels, none of which has been seen: files have no word of it, memory has its head."""
+        return "" if self._multiprocess else top
+
+    def _answered(self) -> float:
+        return sum(sum(stats.finished.values()) for stats in self._stats)
 
     def _scalars(self, family: Family) -> list[tuple[str, Read]]:
         if family.name.startswith("process_"):
@@ -204,40 +144,38 @@ class PageWriter:
         return lambda: round(9.5 + self._age * 0.05, 2)
 
     def _http(self, family: Family) -> list[tuple[str, Read]]:
-        def requests() -> float:
-            return sum(sum(stats.finished.values()) for stats in self._stats)
-
-        inner = _braces(_HTTP_LABELS[family.name])
+        requests = self._answered
+        inner = labels(_HTTP_LABELS[family.name])
         if family.type == "counter":
             return [(f"{family.name}{inner} ", requests)]
         size = _REQUEST_BYTES if family.name == "http_request_size_bytes" else 0
         return [(f"{family.name}_count{inner} ", requests), (f"{family.name}_sum{inner} ", lambda: requests() * size)]
 
-    def _histogram(self, family: Family, head: str) -> _HistogramBlock:
-        custom = self._scenario.itl_edges if family.name == ITL else None
+    def _histogram(self, family: Family, top: str) -> Histograms:
+        custom = self._scenario.itl_edges if family.name in CUSTOM_EDGES else None
         edges = family.edges_for(self._scenario.max_model_len) if custom is None else custom
         bounds = [*map(str, map(float, edges)), "+Inf"]
-        series = []
-        sample_labels = []
+        sets: list[tuple[Sequence[tuple[str, str]], tuple[Histogram, ...]]]
         if family.name in _HTTP_LABELS:
             sets = [(_HTTP_LABELS[family.name], tuple(stats.histograms[family.name] for stats in self._stats))]
         else:
             sets = [
-                (labels(self._labels(family, engine, None)).strip("{}"), (stats.histograms[family.name],))
+                (self._labels(family, engine, None), (stats.histograms[family.name],))
                 for engine, stats in enumerate(self._stats)
             ]
-        for inner, histograms in sets:
-            pairs = [pair.split("=", 1) for pair in inner.split(",") if pair]
-            buckets = tuple(f"{family.name}_bucket{{{_sorted_with(pairs, bound)}}} " for bound in bounds)
-            braces = _braces(inner)
-            series.append((buckets, f"{family.name}_count{braces} ", f"{family.name}_sum{braces} ", histograms))
-            sample_labels.append(braces)
-        return _HistogramBlock(
-            head,
+        series = []
+        for pairs, histograms in sets:
+            buckets = tuple(f"{family.name}_bucket{labels([*pairs, ('le', bound)])} " for bound in bounds)
+            own = labels(pairs)
+            series.append((buckets, f"{family.name}_count{own} ", f"{family.name}_sum{own} ", histograms))
+        sample_labels = [labels(pairs) for pairs, _ in sets]
+        unused = self._unused(top) if family.name == "http_request_duration_seconds" else None
+        return Histograms(
+            top,
             tuple(series),
             self._created_lines(family, sample_labels),
             sum_first=self._multiprocess,
-            hide_empty=not self._v1,
+            unused=unused if self._v1 else "",
         )
 
     def _created_lines(self, family: Family, sample_labels: Sequence[str]) -> str:
@@ -248,7 +186,7 @@ class PageWriter:
         lines = [
             f"{name}{sample} {number(self._created + next(self._created_steps) * 1.7e-5)}\n" for sample in sample_labels
         ]
-        return _head(name, family.help, "gauge") + "".join(lines)
+        return head(name, family.help, "gauge") + "".join(lines)
 
     def _cache_config(self, family: Family) -> Iterable[str]:
         scenario = self._scenario
@@ -267,27 +205,3 @@ class PageWriter:
             if family.engine or self._v1:
                 config["engine"] = str(engine)
             yield f"{family.name}{labels(config.items())} 1.0\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Touched:
-    """Engine V0's counters: a series exists from its first use on, and the family with it."""
-
-    head: str
-    samples: tuple[tuple[str, Read], ...]
-
-    def text(self) -> str:
-        lines = [f"{prefix}{number(value)}\n" for prefix, read in self.samples if (value := read())]
-        return "".join([self.head, *lines]) if lines else ""
-
-
-def _head(name: str, text: str, kind: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-
-
-def _braces(inner: str) -> str:
-    return f"{{{inner}}}" if inner else ""
-
-
-def _sorted_with(pairs: Iterable[list[str]], bound: str) -> str:
-    return ",".join("=".join(pair) for pair in sorted([*pairs, ["le", f'"{bound}"']]))

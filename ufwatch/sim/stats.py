@@ -11,6 +11,8 @@ from ufwatch.sim.scenario import Scenario
 ITL = "vllm:inter_token_latency_seconds"
 TPOT_AS_ITL = "vllm:time_per_output_token_seconds"
 """What the inter-token latency was called before 0.10; both names show the same observations."""
+CUSTOM_EDGES = (ITL, "vllm:request_time_per_output_token_seconds")
+"""The families whose edges ``--custom-histogram-buckets`` for the inter-token latency replaces."""
 
 
 class Histogram:
@@ -84,6 +86,6 @@ def new_stats(scenario: Scenario) -> EngineStats:
         if family.type == "histogram"
     }
     if scenario.itl_edges is not None:
-        histograms[ITL] = Histogram(scenario.itl_edges)
+        histograms.update({family: Histogram(scenario.itl_edges) for family in CUSTOM_EDGES})
     histograms[TPOT_AS_ITL] = histograms[ITL]
     return EngineStats(histograms=histograms, accepted_at=[0] * max(scenario.spec_tokens, 3))

@@ -18,7 +18,7 @@ from ufwatch.sources.failure import FetchError
 _SECRET_CAP_BYTES = 65_536
 
 _Stamp = tuple[int, int, int, int]
-_TlsFiles = tuple[Path | None, Path | None, Path | None, bool]
+_TlsKey = tuple[Path | None, Path | None, Path | None, bool, str | None]
 
 
 class AccessFiles:
@@ -26,7 +26,7 @@ class AccessFiles:
 
     def __init__(self) -> None:
         self._secrets: dict[Path, tuple[_Stamp, str]] = {}
-        self._contexts: dict[_TlsFiles, tuple[tuple[_Stamp | None, ...], ssl.SSLContext]] = {}
+        self._contexts: dict[_TlsKey, tuple[tuple[_Stamp | None, ...], ssl.SSLContext]] = {}
 
     def authorization(self, access: HttpAccess) -> str | None:
         """The value of the Authorization header, None where there are no credentials. A bearer token wins over basic.
@@ -62,7 +62,8 @@ class AccessFiles:
         Raises FetchError: ``no_source`` for a missing file, ``permission`` for an unreadable, ``tls`` for a bad one.
         """
         ca_file = None if access.insecure else access.ca_file
-        key = (ca_file, access.client_cert_file, access.client_key_file, access.insecure)
+        # By name too: the pool tells connections apart by context, and one checked for a name is good for no other.
+        key = (ca_file, access.client_cert_file, access.client_key_file, access.insecure, access.server_name)
         names = ("ca_file", "client_cert_file", "client_key_file")
         stamps = tuple(None if path is None else _stamp(path, name) for path, name in zip(key[:3], names, strict=True))
         kept = self._contexts.get(key)

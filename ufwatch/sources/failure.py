@@ -46,9 +46,9 @@ def failure_of(error: BaseException, peer: str) -> FetchError:
     tls = _tls_error(error)
     if tls is not None:
         return FetchError(Reason.TLS, f"{peer}: {_tls_text(tls)}")
-    if isinstance(error, DroppedError):
+    if isinstance(error, DroppedError | aiohttp.ServerDisconnectedError):
         # Some servers that miss a client certificate do not say so.
-        hint = " (does it want a client certificate?)" if error.tls else ""
+        hint = " (does it want a client certificate?)" if isinstance(error, DroppedError) and error.tls else ""
         return FetchError(Reason.CONNECT, f"{peer}: the connection was closed before an answer{hint}")
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return FetchError(Reason.CONNECT, f"{peer}: the proxy cannot be reached ({_os_text(error.os_error)})")

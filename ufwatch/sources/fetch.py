@@ -60,6 +60,7 @@ class _Route:
     first: URL
     url: URL
     """Where redirects led to last time."""
+    peer: str
     accept_encoding: str
     proxy: str | None = None
     proxy_decided_until: float = 0.0
@@ -131,7 +132,7 @@ class Fetcher:
 
     async def _page(self, url: str, access: HttpAccess, cap: int, exchange: Exchange) -> bytes:
         route = self._route(url, access.server_name)
-        exchange.peer = _peer(route.first)
+        exchange.peer = route.peer
         headers = {"Accept": _ACCEPT, "Accept-Encoding": route.accept_encoding, "User-Agent": _AGENT}
         authorization = self._files.authorization(access)
         if authorization is not None:
@@ -217,7 +218,8 @@ class Fetcher:
             if url.user is not None or url.password is not None:
                 raise FetchError(Reason.CONNECT, f"{_peer(url)}: credentials in the address; put them into a file")
             # On loopback, decompressing costs more than the copying it saves.
-            route = _Route(first=url, url=url, accept_encoding="identity" if is_loopback(url.host) else "gzip")
+            encoding = "identity" if is_loopback(url.host) else "gzip"
+            route = _Route(first=url, url=url, peer=_peer(url), accept_encoding=encoding)
             if len(self._routes) >= _MAX_ROUTES:
                 self._routes.clear()
             self._routes[address, server_name] = route

