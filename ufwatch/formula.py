@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from ufwatch.spec import PREFIX
@@ -127,6 +128,7 @@ def _matcher(where: str) -> str:
     return f"{{{where}}}" if where else ""
 
 
+@lru_cache(maxsize=256)
 def counters_of(formula: Formula) -> frozenset[str]:
     """The counters a formula reads, for the check that each is exported."""
     if isinstance(formula, Rate):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,9 +78,10 @@ class Server:
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if os.getsid(int(entry.name)) == self._process.pid and b"EngineCore" in (
-                    entry / "cmdline"
-                ).read_bytes():
+                if (
+                    os.getsid(int(entry.name)) == self._process.pid
+                    and b"EngineCore" in (entry / "cmdline").read_bytes()
+                ):
                     found.append(int(entry.name))
             except (OSError, ValueError):
                 continue
@@ -95,10 +97,8 @@ class Server:
             if process.poll() is not None:
                 break
             await asyncio.sleep(0.5)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
         self._process = None
 

@@ -66,7 +66,7 @@ async def page(url: str) -> Page:
     """The server's page, read by prometheus_client."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         text = await answer.text()
-    found: Counter[tuple[str, str]] = Counter()
+    found: dict[tuple[str, str], float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.startswith("vllm:") or "le" in sample.labels:

@@ -246,6 +246,17 @@ def composite(target: Target, rnd: random.Random) -> None:
     target.insert(Row(prefix, b"{count:%d,sum:2} 17" % rnd.randrange(9), Kind.SKIPPED), rnd)
 
 
+def turned(target: Target, rnd: random.Random) -> None:
+    """A line keeps what it begins with and becomes something else: number, native histogram, labelled series."""
+    at = rnd.choice([at for at, row in enumerate(target.rows) if row.kind in (Kind.SAMPLE, Kind.SKIPPED)])
+    at = rnd.choice([at, *(at for at, row in enumerate(target.rows) if row.kind is Kind.SKIPPED)])
+    prefix = target.rows[at].prefix
+    turns = [Row(prefix, rnd.choice(NUMBERS)), Row(prefix, b"{count:1,sum:2}", Kind.SKIPPED)]
+    if b"{" not in prefix:
+        turns.append(Row(prefix + b'{t="%d"} ' % rnd.randrange(3), rnd.choice(NUMBERS)))
+    target.rows[at] = rnd.choice(turns)
+
+
 def repeated(target: Target, rnd: random.Random) -> None:
     target.insert(Row(target.rows[rnd.choice(target.samples())].prefix, rnd.choice(NUMBERS)), rnd)
 
@@ -266,7 +277,7 @@ def truncated(target: Target, rnd: random.Random) -> None:
 
 CHANGES: tuple[Callable[[Target, random.Random], None], ...] = (
     *(added, removed, exchanged, swapped, moved, renamed, relabelled, spaced, churned),
-    *(spoiled, composite, repeated, commented, restarted, truncated),
+    *(spoiled, composite, turned, repeated, commented, restarted, truncated),
 )
 
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from tests.sim.pages import samples, value
+from ufwatch.sim.engine import SimEngine
 from ufwatch.sim.scenario import SCENARIOS, Scenario
 from ufwatch.sim.schedule import Steady
 from ufwatch.sim.server import SimServer, StreamFault
@@ -291,15 +292,17 @@ def test_nonsense_is_answered_and_ended() -> None:
     serve(FAST, body)
 
 
-def test_pages_of_many_servers_are_cheap() -> None:
-    from ufwatch.sim.engine import SimEngine
-
+def test_a_second_of_load_and_its_page_cost_little() -> None:
     engine = SimEngine(SCENARIOS["jittery"])
     engine.advance(30.0)
-    engine.page("0.32.0")
-    begun = time.process_time()
-    for second in range(31, 71):
+    made = read = 0.0
+    for second in range(31, 51):
+        begun = time.process_time()
         engine.advance(float(second))
-        engine.page("0.32.0")
-    # A second of load and a page: measured 0.8 ms, promised 1.5 ms, and a slow shared machine is allowed for.
-    assert (time.process_time() - begun) / 40 < 0.006
+        page = engine.page("0.32.0").decode()
+        between = time.process_time()
+        samples(page)
+        made += between - begun
+        read += time.process_time() - between
+    # A ratio, because the machine is shared: 0.8 ms against 15 ms when measured alone.
+    assert made < read / 5

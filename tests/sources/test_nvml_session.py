@@ -143,3 +143,28 @@ def test_a_card_without_events_is_a_card() -> None:
     bench.nvml.broken["nvmlDeviceRegisterEvents"] = "NotSupported"
     assert bench.card().health.up
     assert bench.nvml.events == 0
+
+
+def test_a_lost_card_keeps_its_labels_when_nvml_begins_again() -> None:
+    card = FakeDevice("GPU-b", calls=PLAIN, handle=[{}, {"raise": "GpuIsLost"}])
+    bench = run(FakeDevice("GPU-a", calls=PLAIN), card)
+    bench.poll()
+    bench.poll()
+    bench.nvml.broken["nvmlDeviceGetCount"] = "Uninitialized"
+    assert [c.card.uuid for c in bench.poll().cards] == ["GPU-a", "GPU-b"]
+    bench.nvml.broken.clear()
+    down = bench.poll().cards[1]
+    assert down.card == CardId(gpu="1", uuid="GPU-b")
+    assert down.health.reason is Reason.LOST
+
+
+def test_nothing_is_averaged_over_a_failure() -> None:
+    calls = h200_calls("matmul", 6)
+    bench = run(
+        FakeDevice("GPU-a", calls=PLAIN), FakeDevice("GPU-b", calls=calls, handle=[{}, {"raise": "Unknown"}, {}])
+    )
+    bench.poll()
+    assert not bench.poll().cards[1].health.up
+    assert bench.nvml.leaked() == 0
+    assert bench.poll().cards[1].missing["sm_utilization_ratio"] is Reason.WARMING_UP
+    assert bench.poll().cards[1].values["sm_utilization_ratio"] == 0.963724

@@ -47,10 +47,9 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         for name, rows in offers.items():
             print(name)
             for row in rows:
-                labels = " ".join((str(row["signal"]), *(f"{k}={v}" for k, v in dict(row["labels"]).items())))
-                print(
-                    f"  {labels:<60}{row['source'] or '-':<26}{row['quality'] or '-':<10}{row['reason'] or 'has a value'}"
-                )
+                labels = " ".join((row["signal"], *(f"{k}={v}" for k, v in row["labels"].items())))
+                now = row["reason"] or "has a value"
+                print(f"  {labels:<58}{row['source'] or '-':<25}{row['quality'] or '-':<9}{now}")
     return 0 if up and all(up) else 2
 
 

@@ -15,8 +15,7 @@ from ufwatch.catalogue import Signal
 from ufwatch.core.extras import STEP_INTERVALS
 from ufwatch.core.signals import provider_of
 from ufwatch.core.target import EngineReport, TargetReport
-from ufwatch.core.track import COLUMN, EngineTrack
-from ufwatch.core.window import Totals
+from ufwatch.core.track import COLUMN
 from ufwatch.formula import counters_of
 from ufwatch.model import EngineState, Labels, Reading, Reason, Sample
 
@@ -104,33 +103,21 @@ def _signal_gauges(signal: Signal, reading: Reading, labels: Labels) -> Iterable
 
 
 def _counters(engine: EngineReport, labels: Labels) -> Iterable[Sample]:
-    track = engine.track
-    done: set[str] = set()
-    for signal in catalogue.ENGINE_SIGNALS:
-        provider = provider_of(signal, engine.given) or _last_provider(signal, engine)
-        if provider is None:
+    track, extra = engine.track, engine.given.extra
+    sources = tuple(_source(signal, reading, engine) for signal, reading in _pairs(engine))
+    step = track is not None and track.step_unit
+    if "plugin" in sources:
+        step = (extra["plugin"].last(STEP_INTERVALS) or 0.0) > 0
+    for name, with_source, source, column in _counter_plan(labels, sources, step):
+        if source in extra:
+            value = extra[source].last(name)
+        elif track is not None:
+            value = track.totals[column]
+        else:
             continue
-        names: frozenset[str] = frozenset()
-        for formula in (provider.formula, provider.low, provider.high):
-            names |= counters_of(formula) if formula is not None else frozenset()
-        window = engine.given.extra.get(provider.source)
-        for name in _ORDER[names]:
-            if name in done:
-                continue
-            done.add(name)
-            if window is not None:
-                value = window.last(name)
-            else:
-                value = track.totals[COLUMN[name]] if track is not None else None
-            if value is None:
-                continue
-            extra: tuple[tuple[str, str], ...] = ()
-            if name == _INTERVALS:
-                extra = (("unit", "step" if _per_step(window, track) else "token"),)
-            elif signal is catalogue.PAGE_TABLE_MISS:
-                extra = signal.extra
-            yield Sample(name, _with(labels, *extra, ("source", provider.source)), value)
-    probes = engine.given.extra.get("plugin")
+        if value is not None:
+            yield Sample(name, with_source, value)
+    probes = extra.get("plugin")
     if probes is not None:
         for name in ("page_table_lookups_total", "page_table_misses_total"):
             value = probes.last(name)
@@ -142,28 +129,36 @@ def _counters(engine: EngineReport, labels: Labels) -> Iterable[Sample]:
                 yield Sample(family, labels, track.totals[COLUMN[family]])
 
 
-def _per_step(window: Totals | None, track: EngineTrack | None) -> bool:
-    if window is not None:
-        return (window.last(STEP_INTERVALS) or 0.0) > 0
-    return track is not None and track.step_unit
+def _pairs(engine: EngineReport) -> Iterable[tuple[Signal, Reading]]:
+    """The engine's signals with their readings, which come first and in this order."""
+    return zip(catalogue.ENGINE_SIGNALS, engine.readings, strict=False)
 
 
-class _Ordered(dict[frozenset[str], tuple[str, ...]]):
-    """Counter names of a provider in a fixed order, made once."""
-
-    def __missing__(self, names: frozenset[str]) -> tuple[str, ...]:
-        self[names] = tuple(sorted(names))
-        return self[names]
-
-
-_ORDER = _Ordered()
+def _source(signal: Signal, reading: Reading, engine: EngineReport) -> str | None:
+    """The source whose counters are shown: while an engine is missing, the one it had on its last page."""
+    if reading.source is not None or engine.track is None or engine.fresh:
+        return reading.source
+    provider = provider_of(signal, replace(engine.given, track=engine.track))
+    return provider.source if provider is not None else None
 
 
-def _last_provider(signal: Signal, engine: EngineReport) -> catalogue.Provider | None:
-    """While an engine is missing its counters are still shown, from the source they had on its last page."""
-    if engine.track is None or engine.fresh:
-        return None
-    return provider_of(signal, replace(engine.given, track=engine.track))
+@lru_cache(maxsize=4096)
+def _counter_plan(
+    labels: Labels, sources: tuple[str | None, ...], step: bool
+) -> tuple[tuple[str, Labels, str, int], ...]:
+    """Name, labels, source and column of every counter of the seven, each once: its first signal's source counts."""
+    plan: dict[str, tuple[str, Labels, str, int]] = {}
+    for signal, source in zip(catalogue.ENGINE_SIGNALS, sources, strict=True):
+        provider = next((p for p in signal.providers if p.source == source), None)
+        if provider is None:
+            continue
+        formulas = [f for f in (provider.formula, provider.low, provider.high) if f is not None]
+        for name in sorted(frozenset().union(*map(counters_of, formulas)) - plan.keys()):
+            unit: tuple[tuple[str, str], ...] = signal.extra if signal is catalogue.PAGE_TABLE_MISS else ()
+            if name == _INTERVALS:
+                unit = (("unit", "step" if step else "token"),)
+            plan[name] = (name, (*labels, *unit, ("source", provider.source)), provider.source, COLUMN.get(name, -1))
+    return tuple(plan.values())
 
 
 def availability(report: TargetReport, others: Mapping[str, Reading]) -> list[Sample]:

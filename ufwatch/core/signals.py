@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from ufwatch import catalogue, families, metrics
@@ -36,14 +37,14 @@ _BY_STATE = {EngineState.STALLED: Reason.STALLED, EngineState.ASLEEP: Reason.ASL
 class EngineInput:
     """What one engine's signals are made from.
 
-    ``extra`` holds the windows of the sources beside the page (``plugin``, ``kv_events``); a None there is a source
-    that is alive but has not filled its window. ``track`` is None when the page has no such engine.
+    ``extra`` holds the windows of the sources beside the page (``plugin``, ``kv_events``) that are alive; one of 0 s
+    is not full yet. ``track`` is None when the page has no such engine.
     """
 
     engine: str
     state: EngineState | None
     track: EngineTrack | None
-    extra: Mapping[str, Totals | None]
+    extra: Mapping[str, Totals]
     absent: Reason | None = None
     """Why there is no track at all (``stats_disabled``, ``target_down``, …)."""
 
@@ -52,7 +53,7 @@ def engine_readings(given: EngineInput) -> tuple[Reading, ...]:
     """All readings of one engine: the page's share of the seven, then latencies, requests and rates."""
     span, blocked = _span(given)
     readings = [_signal(signal, given, span, blocked) for signal in catalogue.ENGINE_SIGNALS]
-    if "plugin" in given.extra and given.extra["plugin"] is not None:
+    if "plugin" in given.extra:
         probes = _signal(catalogue.PAGE_TABLE_PROBES, given, span, blocked)
         if probes.value is not None:
             readings.append(probes)
@@ -83,24 +84,24 @@ def provider_of(signal: Signal, given: EngineInput) -> Provider | None:
             wanted = counters_of(provider.formula)
             if totals is not None and all(totals.last(name) is not None for name in wanted):
                 return provider
-        elif given.track is not None and _on_page(provider.source, signal, given.track):
+        elif given.track is not None and _on_page(provider.source, signal.id, given.track.shape.present):
             return provider
     return None
 
 
-def _on_page(source: str, signal: Signal, track: EngineTrack) -> bool:
-    shape = track.shape
+@lru_cache(maxsize=1024)
+def _on_page(source: str, signal_id: str, present: frozenset[str]) -> bool:
     if source == "histogram":
-        return shape.buckets[_ITL] is not None
+        return "itl" in present
     if source == "prompt_tokens_by_source":
-        return shape.has("prompt_by_source") and (signal.id != "prefill_decode" or shape.has("generation_tokens"))
+        return "prompt_by_source" in present and (signal_id != "prefill_decode" or "generation_tokens" in present)
     if source == "prefix_cache":
-        return shape.has("prefix_queries") and shape.has("prefix_hits")
+        return {"prefix_queries", "prefix_hits"} <= present
     if source == "prompt_tokens":
-        return shape.has("prompt_tokens") and shape.has("generation_tokens")
+        return {"prompt_tokens", "generation_tokens"} <= present
     if source == "request_seconds":
-        return shape.has("prefill_seconds") and shape.has("decode_seconds")
-    return shape.has(source)
+        return {"prefill_seconds", "decode_seconds"} <= present
+    return source in present
 
 
 def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reason | None) -> Reading:

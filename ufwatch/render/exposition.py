@@ -81,7 +81,7 @@ def _texts(values: Sequence[float]) -> list[str] | None:
     # Nothing but floats, and none of them infinite or NaN (a sum that overflows only takes the careful way as well):
     # then ``repr`` is right for all but the large ones, and two thirds of the time goes into ``repr`` itself.
     if set(map(type, values)) <= _ONLY_FLOATS and isfinite(sum(values)):
-        return [repr(value) if value < _PLAIN_BELOW else _large(value) for value in values]
+        return list(map(repr, values))
     found = [value_text(value) for value in values]
     return [text for text in found if text is not None] if None not in found else None
 

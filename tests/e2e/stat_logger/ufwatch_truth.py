@@ -13,13 +13,13 @@ _BASE: Any = importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase
 
 
 class TruthLogger(_BASE):  # type: ignore[misc]
-    def __init__(self, vllm_config: object, engine_index: int = 0, **_: object) -> None:
+    def __init__(self, _: object, engine_index: int = 0, **__: object) -> None:
         self._path = Path(os.environ["UFWATCH_TRUTH_DIR"]) / f"{os.getpid()}-{engine_index}.json"
         self._sums = {"engine": engine_index, "n": 0, "sum": 0.0, "squares": 0.0, "generated": 0, "computed": 0}
         self._sums |= {"prompt": 0, "preempted": 0, "failed": 0}
         self._write()
 
-    def record(self, scheduler_stats: object = None, iteration_stats: Any = None, *_: object, **__: object) -> None:
+    def record(self, _: object = None, iteration_stats: Any = None, *__: object, **___: object) -> None:
         try:
             if iteration_stats is None:
                 return
