@@ -206,6 +206,8 @@ class Agent:
             reason = snapshot.health.reason.value if snapshot.health.reason is not None else None
             fields = {"up": snapshot.health.up, "reason": reason, "detail": snapshot.health.detail}
             _LOG.info("NVML", extra={"fields": fields})
+        for xid in snapshot.xids:
+            _LOG.error("XID error", extra={"fields": {"gpu": xid.card.gpu, "uuid": xid.card.uuid, "xid": xid.number}})
         self._gpu_life = self._gpu_life.seen(snapshot.health, snapshot.at_seconds)
         if before is None or [c.card for c in before.cards] != [c.card for c in snapshot.cards]:
             self._map_cards()
@@ -213,7 +215,7 @@ class Agent:
         self._publish("gpu", [*samples, *info, *life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())])
 
     def _map_cards(self) -> None:
-        cards = [card.card for card in self._snapshot.cards] if self._snapshot is not None else []
+        cards = list(self._gpu_state.cards)  # those known, so that a failed poll does not undo the mapping
         configs = [target.config for target in self.targets.values()]
         self._mapping = gpu_core.mapping(configs, cards)
 

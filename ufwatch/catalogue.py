@@ -196,7 +196,7 @@ SM_UTILIZATION = Signal(
     meaning="Share of the card's streaming multiprocessors that had a warp resident, averaged over the poll.",
     providers=(
         Provider(source="gpm", quality=Quality.EXACT, formula=Last("sm_utilization_ratio")),
-        Provider(source="dcgm", quality=Quality.EXACT, formula=Last("sm_utilization_ratio")),
+        Provider(source="dcgm", quality=Quality.ESTIMATE, formula=Last("sm_utilization_ratio")),
     ),
     gauge="sm_utilization_ratio",
     one_of_seven=True,

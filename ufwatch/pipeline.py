@@ -97,6 +97,10 @@ class Target:
         _log_changes(before, self.report)
         return self.report
 
+    def awaits_publisher(self) -> bool:
+        """Whether KV events are configured and their publisher is not connected (yet)."""
+        return self._kv_events is not None and not self._kv_events.snapshot().health.up
+
     def samples(self, sm_utilization: Reading) -> list[Sample]:
         """The target's part of the page; ``sm_utilization`` is the best reading among its cards."""
         if self.report is None:

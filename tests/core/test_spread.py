@@ -7,7 +7,7 @@ from bisect import bisect_left
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ufwatch.core.spread import occupied, quantile_edges, second_moment_bounds, std_dev
@@ -30,12 +30,14 @@ def inside(low: float, truth: float, high: float) -> bool:
     return low - slack <= truth <= high + slack
 
 
+@settings(deadline=None)
 @given(OBSERVATIONS)
 def test_the_true_sum_of_squares_is_inside(observations: list[float]) -> None:
     low, high = second_moment_bounds(EDGES, histogram(observations), math.fsum(observations))
     assert inside(low, math.fsum(x * x for x in observations), high)
 
 
+@settings(deadline=None)
 @given(st.lists(OBSERVATIONS, min_size=1, max_size=8))
 def test_bounds_add_up_over_scrapes_and_are_never_wider_than_those_of_the_sum(scrapes: list[list[float]]) -> None:
     bounds = [second_moment_bounds(EDGES, histogram(part), math.fsum(part)) for part in scrapes]
@@ -48,6 +50,7 @@ def test_bounds_add_up_over_scrapes_and_are_never_wider_than_those_of_the_sum(sc
     assert high <= wide_high + slack
 
 
+@settings(deadline=None)
 @given(OBSERVATIONS, st.floats(-1e6, 1e6), st.integers(0, len(EDGES) - 1))
 def test_a_torn_scrape_gives_ordered_finite_bounds(observations: list[float], error: float, at: int) -> None:
     counts = histogram(observations)
@@ -56,6 +59,7 @@ def test_a_torn_scrape_gives_ordered_finite_bounds(observations: list[float], er
     assert 0.0 <= low <= high < math.inf
 
 
+@settings(deadline=None)
 @given(st.floats(0.0, 500.0))
 def test_one_observation_is_known_exactly(observation: float) -> None:
     low, high = second_moment_bounds(EDGES, histogram([observation]), observation)
@@ -102,6 +106,7 @@ def test_occupied() -> None:
     assert occupied(()) == 0
 
 
+@settings(deadline=None)
 @given(OBSERVATIONS, st.sampled_from((0.0, 0.5, 0.9, 0.95, 0.99, 1.0)))
 def test_the_quantile_is_between_its_edges(observations: list[float], q: float) -> None:
     rank = max(1, math.ceil(q * len(observations) - 1e-9))

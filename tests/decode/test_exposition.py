@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -121,6 +121,7 @@ def test_quoted_names() -> None:
     assert parse_line('{"é"} 1'.encode())[1:] == ("é", (), 1.0)
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(st.characters(codec="utf-8"), min_size=1))
 @example("\\", "\\")
 @example('"', "}")
@@ -135,12 +136,14 @@ def test_any_label_value_and_quoted_name_survives_being_written(value: str, name
     assert parse_line(line)[1:3] == (name, (("x", value),))
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_a_page_never_raises(body: bytes) -> None:
     page = parse_page(body)
     assert page.faults + len(page.lines) <= body.count(b"\n") + 1
 
 
+@settings(deadline=None)
 @given(st.floats())
 def test_every_number_python_writes_is_read_back(number: float) -> None:
     value = parse_value(repr(number).encode())

@@ -298,7 +298,7 @@ def _command(checks: Checks, target: dict[str, Any], watch: Watch, last: Look) -
             checks.that(same, f"once: {reading['signal']} {reading['labels']}", *pair)
 
 
-async def without_stats(scenario: Scenario, server: Server, _: Path, checks: Checks) -> None:
+async def without_stats(scenario: Scenario, server: Server, __: Path, checks: Checks) -> None:
     """--disable-log-stats: up, nothing known from the page and the reason said; KV events count all the same."""
     removed_before = {}
     async with Watch(_config(server, ranks=1)) as watch:
@@ -336,7 +336,7 @@ async def without_stats(scenario: Scenario, server: Server, _: Path, checks: Che
     checks.figures |= {"evictions": [evictions, removed]}
 
 
-async def killed(scenario: Scenario, server: Server, _: Path, checks: Checks) -> None:
+async def killed(scenario: Scenario, server: Server, __: Path, checks: Checks) -> None:
     """The engine process frozen, thawed, then killed while requests run; then a new server at the same address."""
     await drive(server.url, Load(requests=4, at_once=2, prompt=(10, 20), tokens=(5, 8), seed=9))
     await _settled(server)

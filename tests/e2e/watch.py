@@ -60,7 +60,9 @@ class Look:
                 yield f"{name} is negative"
             if not all(math.isfinite(n) for n in numbers):
                 yield f"{name} is not finite"
-            if reading["value"] is None and not reading["reason"]:
+            # A quantile has no value by design: it lies between the two edges.
+            between_edges = reading["signal"].endswith("_p99") and None not in (reading["low"], reading["high"])
+            if reading["value"] is None and not reading["reason"] and not between_edges:
                 yield f"{name} is absent without a reason"
             if numbers != sorted(numbers) and len(numbers) == 3:
                 low, value, high = reading["low"], reading["value"], reading["high"]
@@ -146,7 +148,7 @@ class Watch:
         if owner == f"target:{TARGET}":
             (target,) = self.agent.readings()["targets"]
             self.looks.append(Look(time.monotonic(), target, shown))
-        self.dropped = Counter({str(reason): n for reason, n in self._page.dropped.items()})
+        self.dropped = Counter({reason.value: n for reason, n in self._page.dropped.items() if n})
 
     def forget(self, owner: str) -> None:
         self._page.drop(owner)

@@ -122,11 +122,10 @@ async def _demo(web: WebConfig, env: Mapping[str, str], seconds: float | None, o
         running = asyncio.create_task(agent.run())
         try:
             await _show(agent, served.url, seconds, stop, out)
+            return int(any(not document["up"] for document in agent.readings()["targets"]))
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        documents = agent.readings()["targets"] if agent.targets else []
-        return int(any(not document["up"] for document in documents))
 
 
 async def _show(agent: Agent, url: str, seconds: float | None, stop: asyncio.Event, out: TextIO) -> None:

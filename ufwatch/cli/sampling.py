@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 
 from ufwatch import assemble
 from ufwatch.agent import Agent
-from ufwatch.clock import SystemClock
+from ufwatch.clock import Clock, SystemClock
 from ufwatch.config import Config
 from ufwatch.precedence import Flags, LogSettings
 from ufwatch.sources.fetch import Fetcher
+
+PUBLISHER_WAIT_SECONDS = 1.0
+"""vLLM tries to reach an endpoint we bind ten times a second; a first sample without it would have no window."""
 
 
 async def sampled(config: Config, env: Mapping[str, str], *, samples: int, look: Callable[[Agent], None]) -> None:
@@ -20,6 +23,7 @@ async def sampled(config: Config, env: Mapping[str, str], *, samples: int, look:
     agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(), whole_run=True)
     try:
         await agent.find_targets()
+        await _publishers(agent, clock)
         begun = clock.monotonic()
         for number in range(samples):
             await asyncio.sleep(max(0.0, begun + number * config.interval_seconds - clock.monotonic()))
@@ -28,6 +32,15 @@ async def sampled(config: Config, env: Mapping[str, str], *, samples: int, look:
     finally:
         await agent.close()
         await fetcher.close()
+
+
+async def _publishers(agent: Agent, clock: Clock) -> None:
+    """Waits until the publishers of KV events are there, or too long in coming."""
+    begun = clock.monotonic()
+    while any(target.awaits_publisher() for target in agent.targets.values()):
+        if clock.monotonic() - begun >= PUBLISHER_WAIT_SECONDS:
+            return
+        await asyncio.sleep(0.02)
 
 
 def quiet_level(logs: LogSettings, given: Flags, env: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from itertools import compress, count
 from math import isfinite
 from operator import itemgetter, ne
+from typing import cast
 
 from ufwatch.model import Labels, Sample
 from ufwatch.spec import PREFIX, Kind, MetricSpec
@@ -47,7 +48,8 @@ _PLAIN_BELOW = 1e6
 _EXPONENT_FROM = 1e16  # where ``repr`` begins to write an exponent itself
 _EXPONENTS = tuple(f"e+{point - 1:02d}" for point in range(17))
 _PROBES = 8
-_ONLY_FLOATS = {float}
+_PLAIN_DIGITS = 6
+_float_repr = float.__repr__
 
 
 def value_text(value: object) -> str | None:
@@ -63,27 +65,33 @@ def value_text(value: object) -> str | None:
         return None
     if not isfinite(number):
         return None
-    return repr(number) if number < _PLAIN_BELOW else _large(number)
+    return repr(number) if number < _PLAIN_BELOW else _large(repr(number))
 
 
-def _large(number: float) -> str:
-    """A number of a million or more, written with an exponent as Prometheus' clients do: our bytes equal theirs."""
-    text = repr(number)
-    if number >= _EXPONENT_FROM:
+def _large(text: str) -> str:
+    """The ``repr`` of a million or more with an exponent, as Prometheus' clients write it: our bytes equal theirs."""
+    point = text.find(".")
+    if point <= _PLAIN_DIGITS or "e" in text:
         return text
-    point = text.index(".")
     digits = (text[1:point] + text[point + 1 :]).rstrip("0")
     return f"{text[0]}.{digits}{_EXPONENTS[point]}" if digits else text[0] + _EXPONENTS[point]
 
 
 def _texts(values: Sequence[float]) -> list[str] | None:
     """All values as text, or None when one of them cannot be written. The hot loop of the page."""
-    # Nothing but floats, and none of them infinite or NaN (a sum that overflows only takes the careful way as well):
-    # then ``repr`` is right for all but the large ones, and two thirds of the time goes into ``repr`` itself.
-    if set(map(type, values)) <= _ONLY_FLOATS and isfinite(sum(values)):
-        return list(map(repr, values))
+    # Nearly always all are finite floats, and C tells so at little cost: ``float.__repr__`` refuses everything else,
+    # and a sum shows NaN and infinities. (One that merely overflows takes the careful way as well.)
+    try:
+        if isfinite(sum(values)):
+            texts = list(map(_float_repr, values))
+            if texts and max(values) >= _PLAIN_BELOW:
+                for at in [at for at, value in enumerate(values) if value >= _PLAIN_BELOW]:
+                    texts[at] = _large(texts[at])
+            return texts
+    except TypeError:
+        pass
     found = [value_text(value) for value in values]
-    return [text for text in found if text is not None] if None not in found else None
+    return None if None in found else cast(list[str], found)
 
 
 def _escaped(value: str) -> str:
@@ -199,9 +207,10 @@ class Page:
         kept = self._owners.get(owner)
         if kept is None:
             kept = self._owners[owner] = _Owner()
-        metrics, labels, values = zip(*samples, strict=True) if samples else ((), (), ())
+        metrics, labels, values = zip(*samples, strict=False) if samples else ((), (), ())
         if metrics == kept.metrics and labels == kept.labels and self._move(kept, values):
-            self.dropped.update(kept.refused)
+            if kept.refused:
+                self.dropped.update(kept.refused)
             return
         texts = _texts(values)
         if texts is None:
@@ -246,9 +255,9 @@ class Page:
     def _move(self, kept: _Owner, values: tuple[float, ...]) -> bool:
         """Takes new values of the series that are already there; False when one of them cannot be written."""
         before = kept.values
-        # A few values tell a page on which all moves from one on which little does; being wrong costs time only.
-        step = len(values) // _PROBES + 1
-        if values and all(map(ne, values[::step], before[::step])):
+        # Three values tell a page on which all moves from one on which little does; being wrong costs time only.
+        middle = len(values) // 2
+        if values and values[0] != before[0] and values[-1] != before[-1] and values[middle] != before[middle]:
             texts = _texts(values)
             if texts is None:
                 return False

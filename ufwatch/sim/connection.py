@@ -7,7 +7,7 @@ import gzip
 import json
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ufwatch.sim import wire
 from ufwatch.sim.completions import Ask, InvalidRequestError, Reply, read_ask
@@ -32,8 +32,8 @@ class Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A stream server hands over a Transport; uvloop's is one in all but its base class.
+        self._transport = cast(asyncio.Transport, transport)
         self._server.connections.add(self)
         self._wait_for_request()
 

@@ -1,0 +1,87 @@
+"""What the agent serves: the page, its health, its readings as JSON, and an index for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from ufwatch.web.index import index_html
+
+_LOG = logging.getLogger("ufwatch.web")
+
+
+class Answers(Protocol):
+    """Where the page comes from."""
+
+    def answer(self, accept: str | None, accept_encoding: str | None) -> tuple[bytes, str, bool]: ...
+
+
+class Readiness(Protocol):
+    def ready(self) -> tuple[bool, str]: ...
+
+
+Readings = Callable[[], dict[str, Any]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Application:
+    """The application. No handler waits for a source; one that fails answers 500 with one line and is logged."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        headers = request.headers
+        body, content_type, gzip = page.answer(headers.get("Accept"), headers.get("Accept-Encoding"))
+        # A proxy that keeps pages must not hand a compressed or OpenMetrics body to a reader that asked for neither.
+        answer = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if gzip:
+            answer["Content-Encoding"] = "gzip"
+        return web.Response(body=body, headers=answer)
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="ufwatch is healthy\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        good, why = readiness.ready()
+        return web.Response(text="ufwatch is ready\n" if good else f"{why}\n", status=200 if good else 503)
+
+    async def health(_: web.Request) -> web.Response:
+        good, why = readiness.ready()
+        targets = [{key: t[key] for key in ("target", "up", "state", "reason")} for t in readings()["targets"]]
+        return _json({"ready": good, "reason": why or None, "targets": targets})
+
+    async def all_readings(_: web.Request) -> web.Response:
+        return _json(readings())
+
+    async def index(_: web.Request) -> web.Response:
+        return web.Response(text=index_html(readings()["targets"]), content_type="text/html")
+
+    app = web.Application(middlewares=[_errors])
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/-/healthy", healthy)
+    app.router.add_get("/-/ready", ready)
+    app.router.add_get("/health", health)
+    app.router.add_get("/api/v1/readings", all_readings)
+    app.router.add_get("/", index)
+    return app
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as answer:
+        return web.Response(text=f"{answer.status} {answer.reason}\n", status=answer.status, headers=_kept(answer))
+    except Exception:
+        _LOG.exception("an answer failed; this is a bug in ufwatch", extra={"fields": {"path": request.path}})
+        return web.Response(text="500 internal error; the agent's log has more\n", status=500)
+
+
+def _kept(answer: web.HTTPException) -> dict[str, str]:
+    return {key: value for key, value in answer.headers.items() if key in ("Allow", "WWW-Authenticate")}
