@@ -190,7 +190,7 @@ class Page:
         self._ordered = list(self._families.values())
         self._owners: dict[str, _Owner] = {}
         self._layout: _Layout | None = None
-        self._texts: tuple[str, ...] | None = None
+        self._counted = -1
         self._bodies: dict[tuple[Format, bool], tuple[int, bytes]] = {}
         self.dropped: Counter[Drop] = Counter()
         """Samples left out, by reason: at each put, and duplicates once for every page that was read without them."""
@@ -250,7 +250,6 @@ class Page:
 
     def _changed(self) -> None:
         self.generation += 1
-        self._texts = None
 
     def _move(self, kept: _Owner, values: tuple[float, ...]) -> bool:
         """Takes new values of the series that are already there; False when one of them cannot be written."""
@@ -320,14 +319,14 @@ class Page:
 
     def _joined(self, form: Format) -> bytes:
         layout = self._laid_out()
-        if self._texts is None:
-            every: list[str] = []
-            for kept in self._owners.values():
-                every += kept.texts
-            self._texts = layout.gather(every)
+        if self._counted != self.generation:
+            self._counted = self.generation
             self.dropped[Drop.DUPLICATE] += layout.duplicates
+        every: list[str] = []
+        for kept in self._owners.values():
+            every += kept.texts
         parts = layout.parts_of(form)
-        parts[1::2] = self._texts
+        parts[1::2] = layout.gather(every)
         return "".join(parts).encode()
 
 
