@@ -1,4 +1,7 @@
-"""The README is true: its tables are the catalogue's, its commands exist."""
+"""The README is true: its commands exist, its tables are the catalogue's.
+
+``python -m tests.test_readme`` writes the tables anew.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,22 @@ from pathlib import Path
 from ufwatch.cli.main import VERBS
 from ufwatch.render.reference import signals_table
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+FILE = Path(__file__).parents[1] / "README.md"
+README = FILE.read_text(encoding="utf-8")
+TABLES = {"signals": signals_table}
 
 
-def _generated(name: str) -> str:
-    found = re.search(rf"<!-- generated: {name} -->\n(.*?)\n?<!-- end -->", README, re.DOTALL)
-    assert found is not None
-    return found[1].strip()
+def _generated(text: str) -> str:
+    """The README with every generated table made anew."""
+    for name, table in TABLES.items():
+        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+        text, found = re.subn(pattern, lambda m, t=table: f"{m[1]}{t()}\n{m[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        assert found == 1, name
+    return text
 
 
-def test_the_table_of_signals_is_the_catalogues() -> None:
-    assert _generated("signals") == signals_table()
+def test_the_generated_tables_are_the_catalogues() -> None:
+    assert _generated(README) == README
 
 
 def test_every_verb_it_names_exists() -> None:
@@ -34,3 +42,7 @@ def test_every_module_it_names_exists() -> None:
     for name in re.findall(r"`([a-z_]+(?:/[a-z_]*)?)`", table):
         where = package / name.rstrip("/")
         assert where.is_dir() or where.with_suffix(".py").is_file() or name.startswith("tests"), name
+
+
+if __name__ == "__main__":
+    FILE.write_text(_generated(README), encoding="utf-8")

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import sys
 from collections.abc import Mapping
 
-from ufwatch import assemble
 from ufwatch.agent import Agent
-from ufwatch.cli.logs import setup_logging
-from ufwatch.cli.options import add_log_options, add_output_options, add_target_options, flags
-from ufwatch.cli.sampling import quiet_level, sampled
+from ufwatch.cli import sampling
+from ufwatch.cli.options import flags
 from ufwatch.core.advice import Facts, Finding, Verdict, findings
-from ufwatch.precedence import log_settings, settle
 from ufwatch.sources.procfs import command_lines, serving
 
 _MARKS = {
@@ -26,28 +20,28 @@ _MARKS = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_target_options(parser)
-    add_output_options(parser)
-    add_log_options(parser)
+configure = sampling.configure
 
 
 def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Returns 0 when nothing is at fault, 1 when something is, 2 when a target could not be read."""
     given = flags(args)
-    logs = log_settings(env, given)
-    setup_logging(quiet_level(logs, given, env), logs.format)
-    config = settle(env, given)
-    assemble.require_targets(config)
-    found: dict[str, tuple[Finding, ...]] = {}
-    reached: list[bool] = []
+    found, up = sampling.look_at(given, env, samples=2, look=_examine)
+    if given.json:
+        sampling.print_json({"targets": [_target(name, lines) for name, lines in found.items()]})
+    else:
+        print("\n".join(_text(name, lines) for name, lines in found.items()))
+    if not up:
+        return 2
+    return int(any(line.verdict is Verdict.FAULT for lines in found.values() for line in lines))
 
-    def look(agent: Agent) -> None:
-        commands = command_lines()
-        for name, target in agent.targets.items():
-            if target.report is None:
-                continue
-            reached.append(target.report.up)
+
+def _examine(agent: Agent) -> tuple[dict[str, tuple[Finding, ...]], bool]:
+    """The findings of each target, and whether every target could be read."""
+    found: dict[str, tuple[Finding, ...]] = {}
+    commands = command_lines()
+    for name, target in agent.targets.items():
+        if target.report is not None:
             facts = Facts(
                 config=target.config,
                 report=target.report,
@@ -58,16 +52,8 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
                 gpu_detail=agent.gpu_detail(),
             )
             found[name] = findings(facts)
-
-    asyncio.run(sampled(config, env, samples=2, look=look))
-    if given.json:
-        json.dump({"targets": [_target(name, lines) for name, lines in found.items()]}, sys.stdout, indent=1)
-        print()
-    else:
-        print("\n".join(_text(name, lines) for name, lines in found.items()))
-    if not reached or not all(reached):
-        return 2
-    return int(any(line.verdict is Verdict.FAULT for lines in found.values() for line in lines))
+    reports = [target.report for target in agent.targets.values()]
+    return found, bool(reports) and all(report is not None and report.up for report in reports)
 
 
 def _target(name: str, lines: tuple[Finding, ...]) -> dict[str, object]:

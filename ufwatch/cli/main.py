@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import ufwatch
 from ufwatch.cli.options import Parser
-from ufwatch.errors import UfwatchError
+from ufwatch.errors import ConfigError, UfwatchError
 
 VERBS = {
     "run": "watch targets and serve /metrics until stopped",
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         code: int = module.execute(args, dict(os.environ) if env is None else env)
         sys.stdout.flush()
     except UfwatchError as error:
-        print(f"ufwatch: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        text = str(error)
+        print(text if isinstance(error, ConfigError) else f"ufwatch: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

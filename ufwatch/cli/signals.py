@@ -3,54 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ufwatch import assemble, catalogue
+from ufwatch import catalogue
 from ufwatch.agent import Agent
-from ufwatch.cli.logs import setup_logging
-from ufwatch.cli.options import add_log_options, add_output_options, add_target_options, flags
-from ufwatch.cli.sampling import quiet_level, sampled
+from ufwatch.cli import sampling
+from ufwatch.cli.options import flags
 from ufwatch.model import Quality, Reading
-from ufwatch.precedence import log_settings, settle
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_target_options(parser)
-    add_output_options(parser)
-    add_log_options(parser)
+configure = sampling.configure
 
 
 def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Returns 0 when every target was up, otherwise 2."""
     given = flags(args)
-    logs = log_settings(env, given)
-    setup_logging(quiet_level(logs, given, env), logs.format)
-    config = settle(env, given)
-    assemble.require_targets(config)
-    offers: dict[str, list[dict[str, Any]]] = {}
-    up: list[bool] = []
-
-    def look(agent: Agent) -> None:
-        for name, target in agent.targets.items():
-            up.append(target.report is not None and target.report.up)
-            offers[name] = offered((*agent.sm_readings(name), *target.readings()))
-
-    asyncio.run(sampled(config, env, samples=2, look=look))
+    offers, up = sampling.look_at(given, env, samples=2, look=_offers)
     if given.json:
-        json.dump({"targets": [{"target": n, "signals": o} for n, o in offers.items()]}, sys.stdout, indent=1)
-        print()
+        sampling.print_json({"targets": [{"target": name, "signals": rows} for name, rows in offers.items()]})
     else:
         for name, rows in offers.items():
             print(name)
             for row in rows:
-                labels = " ".join((row["signal"], *(f"{k}={v}" for k, v in row["labels"].items())))
+                labels = " ".join((row["signal"], *(f"{key}={value}" for key, value in row["labels"].items())))
                 now = row["reason"] or "has a value"
                 print(f"  {labels:<58}{row['source'] or '-':<25}{row['quality'] or '-':<9}{now}")
-    return 0 if up and all(up) else 2
+    return 0 if up else 2
+
+
+def _offers(agent: Agent) -> tuple[dict[str, list[dict[str, Any]]], bool]:
+    offers = {n: offered((*agent.sm_readings(n), *target.readings())) for n, target in agent.targets.items()}
+    reports = [target.report for target in agent.targets.values()]
+    return offers, bool(reports) and all(report is not None and report.up for report in reports)
 
 
 def offered(readings: Sequence[Reading]) -> list[dict[str, Any]]:
