@@ -96,6 +96,15 @@ def test_served_and_gone_is_down_at_once_when_refused() -> None:
     assert target.fail(5.0).state is EngineState.DOWN
 
 
+def test_a_new_process_without_work_is_starting_then_idle_and_never_serving() -> None:
+    target = Feed(whole_run=False)
+    target.page(0.0, engine_page(generation=500, start=1))
+    target.fail(5.0)
+    states = [target.page(10.0 + 5 * n, engine_page(start=2)).state for n in range(3)]
+    assert states == [EngineState.STARTING, EngineState.IDLE, EngineState.IDLE]
+    assert target.page(25.0, engine_page(start=3, running=1)).state is EngineState.SERVING
+
+
 def test_served_and_silent_keeps_its_state_for_two_scrapes() -> None:
     target = Feed(whole_run=False)
     target.page(0.0, engine_page(running=1, generation=1))
@@ -148,6 +157,27 @@ def test_changed_bucket_edges_drop_one_delta_and_nothing_else() -> None:
     more = {"0.02": 0.0, "0.06": 130.0, "+Inf": 230.0}
     report = target.page(15.0, engine_page(generation=232, buckets=more, interval_sum=10.0))
     assert _value(report, "token_intervals_total") == 180
+
+
+def _old_page(*, prompt: float, queries: float, hits: float, waiting: float = 0.0) -> bytes:
+    labels = '{engine="0",model_name="m"}'
+    lines = (f"vllm:prefix_cache_queries_total{labels} {queries}", f"vllm:prefix_cache_hits_total{labels} {hits}")
+    return engine_page(prompt=prompt, waiting=waiting, more="\n".join(lines))
+
+
+def test_look_ups_that_may_hold_retries_are_left_out_and_the_rest_is_the_ratio() -> None:
+    target = Feed()
+    target.page(0.0, _old_page(prompt=0, queries=0, hits=0))
+    # Nobody waits at either scrape, but 300 look-ups for 100 prompt tokens cannot have been made once each.
+    report = target.page(5.0, _old_page(prompt=100, queries=300, hits=0))
+    miss = reading(report, "page_table_miss", unit="token")
+    assert (miss.value, miss.reason) == (None, Reason.RETRIES_COUNTED)
+    assert _value(report, "page_table_lookups_total") == 0
+    report = target.page(10.0, _old_page(prompt=200, queries=400, hits=25))
+    miss = reading(report, "page_table_miss", unit="token")
+    assert (miss.value, miss.quality) == (pytest.approx(0.75), Quality.ESTIMATE)
+    report = target.page(15.0, _old_page(prompt=300, queries=500, hits=25, waiting=2))
+    assert _value(report, "page_table_lookups_total") == 100
 
 
 def test_exact_counters_of_a_plugin_win_over_the_histogram() -> None:

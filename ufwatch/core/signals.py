@@ -121,7 +121,7 @@ def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reas
     quality = provider.quality
     reason: Reason | None = None
     if signal is catalogue.PAGE_TABLE_MISS and provider.source == "prefix_cache":
-        value, reason = _without_retries(value, given.track, span)
+        reason = _refused(span)
     elif signal is catalogue.PREFILL_DECODE_TOKENS and (window.increase("preemptions_total") or 0.0) > 0:
         quality = Quality.ESTIMATE  # work redone after a preemption is on neither counter
     if value is None:
@@ -148,17 +148,11 @@ def _jitter(provider: Provider, given: EngineInput, labels: Labels, window: Wind
     return Reading("token_jitter", labels, value, low, high, provider.source, provider.quality)
 
 
-def _without_retries(
-    value: float | None, track: EngineTrack | None, span: Span | None
-) -> tuple[float | None, Reason | None]:
-    """The ratio only where no look-up was counted twice: more look-ups than prompt tokens is proof of retries."""
-    if track is None or span is None:
-        return value, None
-    queries, prompt = span.increase("prefix_queries") or 0.0, span.increase("prompt_tokens") or 0.0
-    counted = span.increase("page_table_lookups_total") or 0.0
-    if queries > 0 and (counted <= 0 or (track.shape.has("prompt_tokens") and queries > 1.05 * prompt)):
-        return None, Reason.RETRIES_COUNTED
-    return value, None
+def _refused(span: Span | None) -> Reason | None:
+    """Why there is no ratio although look-ups were made: none of them could be told from a retry."""
+    if span is None or not (span.increase("prefix_queries") or 0.0) > 0:
+        return None
+    return None if (span.increase("page_table_lookups_total") or 0.0) > 0 else Reason.RETRIES_COUNTED
 
 
 def _latency(name: str, given: EngineInput, span: Span | None, blocked: Reason | None) -> tuple[Reading, Reading]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ufwatch.core.continuity import Verdict
 from ufwatch.core.track import STALLED_AFTER_SECONDS, EngineTrack
 from ufwatch.decode.gpu import CardId, GpuSnapshot
 from ufwatch.model import EngineState, Health, Reason
@@ -22,7 +23,9 @@ def serving_state(track: EngineTrack, at_seconds: float) -> EngineState:
         return EngineState.ASLEEP
     if track.frozen_since is not None and at_seconds - track.frozen_since >= STALLED_AFTER_SECONDS:
         return EngineState.STALLED
-    return EngineState.SERVING if track.busy else EngineState.IDLE
+    if track.busy:
+        return EngineState.SERVING
+    return EngineState.STARTING if track.verdict is Verdict.RESTART_SEEN else EngineState.IDLE
 
 
 def silent_state(

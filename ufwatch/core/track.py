@@ -128,6 +128,8 @@ def step(
     identity = Identity(process_start, page.gauge("created"))
     moved = track.memory.suspect is not None or _moved(track, page)
     memory, verdict, grown = judge(memory, identity, counters, hold=hold)
+    # Counters that differ because another process answers are no proof of work.
+    worked = moved and track.memory.suspect is None and verdict is not Verdict.RESTART_SEEN
     retries = False
     step_unit = track.step_unit or page.shape.has("draft_tokens")
     if grown is not None:
@@ -147,7 +149,7 @@ def step(
         history=history,
         start_time=_started(identity) or track.start_time,
         frozen_since=frozen,
-        busy=work > 0 or moved,
+        busy=work > 0 or worked,
         buckets_changed=changed,
         step_unit=step_unit,
         retries_seen=retries,
@@ -255,11 +257,17 @@ def _growth(shape: EngineShape, grown: list[float], *, retries: bool) -> list[fl
 
 
 def _retries_possible(track: EngineTrack, page: EnginePage, grown: list[float]) -> bool:
-    """Before 0.27.1 every scheduling attempt of a waiting request counted its look-up again (vLLM issue 43736)."""
+    """Before 0.27.1 every scheduling attempt of a waiting request counted its look-up again (vLLM issue 43736).
+
+    Requests may have waited between two scrapes that saw none waiting; more look-ups than prompt tokens give it away.
+    (So does a prompt still being computed, whose look-ups are then left out too.)
+    """
     if page.shape.has("prompt_by_source") or not page.shape.has("prefix_queries"):
         return False
     waiting = (track.gauge("waiting") or 0.0) + (page.gauge("waiting") or 0.0)
-    return waiting > 0 or grown[_RAW["preemptions"]] > 0
+    if waiting > 0 or grown[_RAW["preemptions"]] > 0:
+        return True
+    return page.shape.has("prompt_tokens") and grown[_RAW["prefix_queries"]] > 1.05 * grown[_RAW["prompt_tokens"]]
 
 
 def _several_tokens_a_step(totals: array[float]) -> bool:
