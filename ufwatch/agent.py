@@ -12,7 +12,7 @@ import logging
 import platform
 import resource
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ufwatch
@@ -24,6 +24,7 @@ from ufwatch.core.sources import Life, life_samples
 from ufwatch.core.state import device_over
 from ufwatch.decode.gpu import CardId, GpuSnapshot
 from ufwatch.decode.layout import Layouts
+from ufwatch.errors import UfwatchError
 from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import Health, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
@@ -94,6 +95,8 @@ class Agent:
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
+        self._finding = asyncio.Lock()
+        """A look that is under way would bring back targets that a reload has just taken away."""
         self._gpu_state = gpu_core.GpuState()
         self._snapshot: GpuSnapshot | None = None
         self._mapping: Mapping[str, gpu_core.TargetGpus] = {}
@@ -105,9 +108,9 @@ class Agent:
         await self.find_targets()
         async with asyncio.TaskGroup() as group:
             if self._gpus is not None:
-                group.create_task(self._every(self.config.interval_seconds, self.poll_gpus), name="gpus")
+                group.create_task(self._every(self.config.interval_seconds, self.poll_gpus, "gpu"), name="gpus")
             group.create_task(self._every(self.config.discovery.refresh_seconds, self.find_targets), name="discovery")
-            group.create_task(self._every(self.config.interval_seconds, self._publish_self), name="self")
+            group.create_task(self._every(self.config.interval_seconds, self._publish_self, "agent"), name="self")
             try:
                 await asyncio.Event().wait()
             finally:
@@ -120,25 +123,39 @@ class Agent:
             await self._gpus.close()
 
     async def reconfigure(self, config: Config, discovery: Discovery) -> None:
-        """Takes a new, checked configuration: targets that did not change go on untouched."""
-        self.config, self._discovery = config, discovery
-        await self.find_targets()
+        """Takes a new, checked configuration: targets that did not change go on untouched, and so does the interval.
+
+        Raises UfwatchError, with everything as it was, when a target's sources cannot be made.
+        """
+        async with self._finding:
+            before = self.config, self._discovery
+            self.config = replace(config, interval_seconds=self.config.interval_seconds)
+            self._discovery = discovery
+            try:
+                await self._find_targets()
+            except UfwatchError:
+                self.config, self._discovery = before
+                raise
 
     async def find_targets(self) -> None:
         """Asks discovery, starts targets that are new or changed and ends those that are gone."""
+        async with self._finding:
+            await self._find_targets()
+
+    async def _find_targets(self) -> None:
         found = {config.name: config for config in await self._discovery.poll()}
         for fault in set(self._discovery.faults) - set(self._faults):
             _LOG.warning("discovery", extra={"fields": {"fault": fault}})
         self._faults = self._discovery.faults
         gone = [name for name, target in self.targets.items() if found.get(name) != target.config]
+        # Made before anything is ended: where one cannot be, the old targets go on.
+        fresh = {n: self._attach(c) for n, c in found.items() if n not in self.targets or n in gone}
         await self.stop_targets(gone)
-        for name, config in found.items():
-            if name not in self.targets:
-                self._start_target(config)
+        for name, attached in fresh.items():
+            self._start_target(found[name], attached)
         self._map_cards()
 
-    def _start_target(self, config: TargetConfig) -> None:
-        attached = self._attach(config)
+    def _start_target(self, config: TargetConfig, attached: Attached) -> None:
         target = self.targets[config.name] = Target(
             config,
             page=attached.page,
@@ -165,12 +182,12 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for sink in self._sinks:
-                sink.forget(f"target:{name}")
+            self._forget(f"target:{name}")
 
     async def _follow(self, target: Target, first_seconds: float) -> None:
         await asyncio.sleep(first_seconds if self._arrivals > 1 else 0.0)
-        await self._every(self.config.interval_seconds, lambda: self.cycle(target))
+        owner = f"target:{target.config.name}"
+        await self._every(self.config.interval_seconds, lambda: self.cycle(target), owner)
 
     async def cycle(self, target: Target) -> None:
         """One round of one target, onto the page."""
@@ -181,14 +198,20 @@ class Agent:
         """How long a source may take."""
         return min(_MAX_DEADLINE_SECONDS, _DEADLINE_SHARE * self.config.interval_seconds)
 
-    async def _every(self, interval_seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs ``work`` at even times; a round that fails is logged, and the next one is made all the same."""
+    async def _every(
+        self, interval_seconds: float, work: Callable[[], Coroutine[Any, Any, None]], owner: str = ""
+    ) -> None:
+        """Runs ``work`` at even times; a round that fails is logged, and the next one is made all the same.
+
+        What ``owner`` had on the page is taken off then: it would look as if it had just been measured.
+        """
         due = self._clock.monotonic()
         while True:
             try:
                 await work()
             except Exception:
                 _LOG.exception("a round failed; this is a bug in ufwatch, please report it")
+                self._forget(owner)
             due += interval_seconds
             wait = due - self._clock.monotonic()
             if wait < 0:  # late: skip the rounds that were missed instead of making them up in a burst
@@ -277,9 +300,15 @@ class Agent:
         self._publish("agent", samples)
 
     def _publish(self, owner: str, samples: list[Sample]) -> None:
+        self._each_sink(owner, lambda sink: sink.publish(owner, samples))
+
+    def _forget(self, owner: str) -> None:
+        self._each_sink(owner, lambda sink: sink.forget(owner))
+
+    def _each_sink(self, owner: str, work: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                sink.publish(owner, samples)
+                work(sink)
             except Exception:
                 _LOG.exception("a sink failed", extra={"fields": {"sink": type(sink).__name__, "owner": owner}})
 

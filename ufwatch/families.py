@@ -182,7 +182,6 @@ AGENT = (
     _counter("scrapes_total", ("target",), "Scrapes made, failed ones included."),
     _counter("scrape_failures_total", ("target", "reason"), "Scrapes that failed, by reason."),
     _counter("parse_errors_total", ("target",), "Lines of the target's page that could not be read."),
-    _counter("rejected_samples_total", ("source",), "Sentinel or impossible values refused."),
     _gauge("targets", (), "Targets configured or discovered."),
     _gauge("config_reload_success", (), "1 when the last reload of the configuration succeeded."),
     _gauge("build_info", ("version", "python"), "Always 1; the labels say what is running."),

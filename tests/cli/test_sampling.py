@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from tests.sources.kv_publisher import HOST, Publisher, bound, run
+from pathlib import Path
+
+import zmq
+
+from tests.sources.kv_publisher import free_ports
 from ufwatch.agent import Agent
-from ufwatch.cli.sampling import sampled
-from ufwatch.config import Config, GpuConfig, TargetConfig
+from ufwatch.cli.sampling import look_at
 from ufwatch.model import Reading
+from ufwatch.precedence import Flags
 
 
-def test_two_samples_are_enough_for_kv_events_although_the_publisher_connects_to_us() -> None:
-    async def scenario() -> None:
-        kv_events, port = bound()
-        publisher = Publisher()
-        publisher.connect(f"{HOST}:{port}")  # as vLLM does, long before we are there
-        # Nobody answers at this address: the events count all the same.
-        target = TargetConfig(name="a", url="http://127.0.0.1:9", kv_events=kv_events)
-        config = Config(targets=(target,), interval_seconds=0.05, gpu=GpuConfig(enabled=False))
-        seen: list[Reading] = []
+def test_two_samples_are_enough_for_kv_events_although_the_publisher_connects_to_us(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
+    config = tmp_path / "ufwatch.yaml"
+    # Nobody answers at this address: the events count all the same.
+    config.write_text(f'targets: [{{name: a, url: "http://127.0.0.1:9", kv_events: {{bind: "{endpoint}"}}}}]\n')
 
-        def look(agent: Agent) -> None:
-            seen.extend(r for r in agent.targets["a"].readings() if r.signal == "kv_evictions")
+    def look(agent: Agent) -> list[Reading]:
+        return [reading for reading in agent.targets["a"].readings() if reading.signal == "kv_evictions"]
 
-        await sampled(config, {}, samples=2, look=look)
-        publisher.close()
-        assert [(r.value, r.source) for r in seen] == [(0.0, "kv_events")]
-
-    run(scenario())
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.linger = 0
+        publisher.connect(endpoint)  # as vLLM does, long before we are there
+        seen = look_at(Flags(config=str(config), interval="1s", no_gpu=True), {}, samples=2, look=look)
+    assert [(reading.value, reading.source) for reading in seen] == [(0.0, "kv_events")]

@@ -35,6 +35,7 @@ class Server:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             # Several engines, or another program, on the machine would otherwise all be bound to its first core.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",

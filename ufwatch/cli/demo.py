@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from ufwatch import assemble, catalogue
 from ufwatch.agent import Agent
 from ufwatch.cli.logs import setup_logging
 from ufwatch.cli.options import add_log_options, add_serve_options, flags
-from ufwatch.cli.run import run_loop
+from ufwatch.cli.run import run_loop, stop_asked
 from ufwatch.clock import SystemClock
 from ufwatch.config import Config, KvEventsConfig, TargetConfig, WebConfig
 from ufwatch.errors import ConfigError, ListenError
@@ -74,12 +73,9 @@ def _seconds(text: str | None) -> float:
 
 async def _demo(web: WebConfig, env: Mapping[str, str], seconds: float | None, out: TextIO, *, any_port: bool) -> int:
     clock = SystemClock()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     events = bool(importlib.util.find_spec("zmq")) and bool(importlib.util.find_spec("msgspec"))
     async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stop_asked())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ufwatch-demo-")))
         exporter = asyncio.create_task(keep_alive(folder, clock))
         stack.callback(exporter.cancel)

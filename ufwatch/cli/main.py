@@ -23,21 +23,12 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
     """Returns the exit code: 0 pass, 1 threshold breached, 2 could not measure or bad input."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(prog="ufwatch", description="Observability and SLO agent for LLM inference.")
-    parser.add_argument("--version", action="version", version=f"ufwatch {ufwatch.__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, text in VERBS.items():
-        sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
-        # Only the verb that is asked for is imported: `ufwatch once` must not pay for what `demo` needs.
-        if words[:1] == [verb]:
-            module = importlib.import_module(f"ufwatch.cli.{verb}")
-            module.configure(sub)
-    args = parser.parse_args(words)
-    module = importlib.import_module(f"ufwatch.cli.{args.verb}")
     try:
-        code: int = module.execute(args, dict(os.environ) if env is None else env)
-        sys.stdout.flush()
+        try:
+            return _execute(list(sys.argv[1:] if argv is None else argv), dict(os.environ) if env is None else env)
+        finally:
+            # What cannot be written shows here, and not while the interpreter winds up, where nothing can catch it.
+            sys.stdout.flush()
     except UfwatchError as error:
         text = str(error)
         print(text if isinstance(error, ConfigError) else f"ufwatch: {text}", file=sys.stderr)
@@ -46,9 +37,33 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`ufwatch once | head`); say nothing more on a closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        print(f"ufwatch: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        _discard_output()
+        return 2
+
+
+def _execute(words: list[str], env: Mapping[str, str]) -> int:
+    parser = Parser(prog="ufwatch", description="Observability and SLO agent for LLM inference.")
+    parser.add_argument("--version", action="version", version=f"ufwatch {ufwatch.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, text in VERBS.items():
+        sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
+        # Only the verb that is asked for is imported: `ufwatch once` must not pay for what `demo` needs.
+        if words[:1] == [verb]:
+            importlib.import_module(f"ufwatch.cli.{verb}").configure(sub)
+    args = parser.parse_args(words)
+    code: int = importlib.import_module(f"ufwatch.cli.{args.verb}").execute(args, env)
     return code
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere, or the interpreter would complain of it at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 import ufwatch
@@ -58,6 +58,26 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(work)
 
 
+@contextlib.contextmanager
+def stop_asked() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set. Once it is set, both are ignored until the process is gone.
+
+    Not ``add_signal_handler``: a closing loop puts the default actions back, and a second SIGTERM that comes while the
+    interpreter winds up would turn the clean end into a death by signal.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def asked(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if stop.is_set() else handler)
+
+
 def _targets_text(config: Config) -> str:
     found = f"{len(config.targets)} target{'' if len(config.targets) == 1 else 's'}"
     return f"{found} and discovery" if config.discovery.file_sd or config.discovery.dns else found
@@ -68,56 +88,59 @@ async def _serve(config: Config, env: Mapping[str, str], given: Flags) -> int:
     fetcher = Fetcher(env, clock=clock)
     sink = PrometheusSink(Page(catalogue.FAMILIES))
     agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,))
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     reload_asked = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, reload_asked.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
     server = None
-    try:
-        server = await serve(build_app(sink, agent, agent.readings), config.web)
-        fields = {"version": ufwatch.__version__, "address": server.url, "targets": len(config.targets)}
-        _LOG.info("serving", extra={"fields": fields})
-        running = asyncio.create_task(agent.run(), name="agent")
-        reloading = asyncio.create_task(_reload_when_asked(agent, env, given, reload_asked), name="reload")
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.wait({running, stopping, reloading}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, reloading, stopping):
-            task.cancel()
-        results = await asyncio.gather(running, reloading, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        _LOG.info("stopped")
-        return 0
-    finally:
-        if server is not None:
-            await server.stop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await agent.close()
-                await fetcher.close()
+    with stop_asked() as stop:
+        try:
+            server = await serve(build_app(sink, agent, agent.readings), config.web)
+            fields = {"version": ufwatch.__version__, "address": server.url, "targets": len(config.targets)}
+            _LOG.info("serving", extra={"fields": fields})
+            running = asyncio.create_task(agent.run(), name="agent")
+            reloading = asyncio.create_task(_reload_when_asked(agent, env, given, reload_asked), name="reload")
+            stopping = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait({running, stopping, reloading}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (running, reloading, stopping):
+                task.cancel()
+            results = await asyncio.gather(running, reloading, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+            _LOG.info("stopped")
+            return 0
+        finally:
+            if server is not None:
+                await server.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await agent.close()
+                    await fetcher.close()
 
 
 async def _reload_when_asked(agent: Agent, env: Mapping[str, str], given: Flags, asked: asyncio.Event) -> None:
     """Takes over a new configuration file; a bad one is logged whole and the old one goes on (collector issue 13432).
 
-    What we listen on and the interval are read at the start only: changing them is a restart.
+    What :func:`_settled_once` names is read at the start only: changing it is a restart.
     """
     while True:
         await asked.wait()
         asked.clear()
+        before = agent.config
         try:
             config = await asyncio.to_thread(settle, env, given)
             assemble.require_targets(config)
+            await agent.reconfigure(config, Discovery(config.discovery, config.targets))
         except UfwatchError as error:
             agent.reload_succeeded = False
             for line in str(error).splitlines():
                 _LOG.error("configuration not reloaded, the old one goes on", extra={"fields": {"mistake": line}})
             continue
-        if config.web != agent.config.web or config.interval_seconds != agent.config.interval_seconds:
-            _LOG.warning("web and interval are read at the start only; restart to change them")
+        if _settled_once(config) != _settled_once(before):
+            _LOG.warning("interval, web, gpu, dcgm and discovery.refresh are read at the start only; restart for them")
         agent.reload_succeeded = True
-        await agent.reconfigure(config, Discovery(config.discovery, config.targets))
         _LOG.info("configuration reloaded", extra={"fields": {"targets": _targets_text(config)}})
+
+
+def _settled_once(config: Config) -> tuple[object, ...]:
+    exporters = {target.dcgm for target in config.targets}
+    return config.interval_seconds, config.web, config.gpu, config.discovery.refresh_seconds, exporters

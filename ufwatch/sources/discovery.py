@@ -10,7 +10,6 @@ import asyncio
 import glob
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from ufwatch.address import host_of, host_port, is_ip, port_of, same_place, with
 from ufwatch.config import DiscoveryConfig, HttpAccess, TargetConfig
 from ufwatch.decode import file_sd
 from ufwatch.errors import ConfigError
+from ufwatch.sources.threads import in_thread
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Discovery:
             jobs[url] = partial(_look_up, self._resolve, url)
         for key, job in jobs.items():
             if key not in self._pending:
-                self._pending[key] = _in_thread(job)
+                self._pending[key] = in_thread(job, "ufwatch-discovery")
         await _settled(self._pending.values(), self._patience_seconds)
         for key in jobs:
             self._take(key, faults)
@@ -124,21 +124,6 @@ class Discovery:
             faults.extend(answer.faults)
         elif isinstance(answer, tuple):
             self._addresses[key] = answer
-
-
-def _in_thread(job: Callable[[], T]) -> Future[T]:
-    # Not the loop's executor: a hung look-up would hold one of its few threads, and the program's end with it.
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(job())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="ufwatch-discovery", daemon=True).start()
-    return future
 
 
 async def _settled(futures: Iterable[Future[T]], patience_seconds: float) -> None:

@@ -20,6 +20,7 @@ from ufwatch.sources.access import AccessFiles
 from ufwatch.sources.answer import Answer, Exchange, decoded, read_page, too_late
 from ufwatch.sources.failure import DroppedError, FetchError, failure_of
 from ufwatch.sources.proxy import ProxyRules, all_local, is_local, is_loopback
+from ufwatch.sources.resolver import SystemResolver
 
 DEFAULT_BODY_CAP_BYTES = 64 * 1024 * 1024
 KEEPALIVE_SECONDS = 4.0
@@ -83,7 +84,7 @@ class Fetcher:
         self._clock = clock or SystemClock()
         self._files = AccessFiles()
         self._proxies = ProxyRules(environ or {})
-        self._resolver = resolver
+        self._resolver = resolver or SystemResolver()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._routes: dict[tuple[str, str | None], _Route] = {}
@@ -241,10 +242,9 @@ class Fetcher:
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a name; none where this machine cannot resolve it, which behind a proxy is usual."""
-        resolver = self._resolver or aiohttp.ThreadedResolver()
         try:
             async with asyncio.timeout(_PROXY_LOOKUP_SECONDS):
-                return [found["host"] for found in await resolver.resolve(host, port, socket.AF_UNSPEC)]
+                return [found["host"] for found in await self._resolver.resolve(host, port, socket.AF_UNSPEC)]
         except (OSError, ValueError):
             return []
 

@@ -24,6 +24,12 @@ class Readiness(Protocol):
     def ready(self) -> tuple[bool, str]: ...
 
 
+_HTML = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+}
+"""The index runs nothing and loads nothing, whatever a label holds."""
+
 Readings = Callable[[], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -32,8 +38,7 @@ def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Ap
     """The application. No handler waits for a source; one that fails answers 500 with one line and is logged."""
 
     async def metrics(request: web.Request) -> web.Response:
-        headers = request.headers
-        body, content_type, gzip = page.answer(headers.get("Accept"), headers.get("Accept-Encoding"))
+        body, content_type, gzip = page.answer(_joined(request, "Accept"), _joined(request, "Accept-Encoding"))
         # A proxy that keeps pages must not hand a compressed or OpenMetrics body to a reader that asked for neither.
         answer = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if gzip:
@@ -56,7 +61,8 @@ def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Ap
         return _json(readings())
 
     async def index(_: web.Request) -> web.Response:
-        return web.Response(text=index_html(readings()["targets"]), content_type="text/html")
+        body = index_html(readings()["targets"]).encode("utf-8", "replace")
+        return web.Response(body=body, headers=_HTML)
 
     app = web.Application(middlewares=[_errors])
     app.router.add_get("/metrics", metrics)
@@ -65,11 +71,24 @@ def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Ap
     app.router.add_get("/health", health)
     app.router.add_get("/api/v1/readings", all_readings)
     app.router.add_get("/", index)
+    app.on_response_prepare.append(_common_headers)
     return app
 
 
 def _json(document: object) -> web.Response:
-    return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
+    # NaN is no JSON; it is our bug and must not pass as a number.
+    return web.Response(text=json.dumps(document, allow_nan=False) + "\n", content_type="application/json")
+
+
+def _joined(request: web.Request, name: str) -> str | None:
+    """A header that may be sent on several lines, as one."""
+    return ",".join(request.headers.getall(name, ())) or None
+
+
+async def _common_headers(_: web.Request, response: web.StreamResponse) -> None:
+    # Otherwise every answer tells which versions of aiohttp and Python are to be attacked.
+    response.headers["Server"] = "ufwatch"
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
 
 @web.middleware

@@ -1,81 +1,169 @@
-"""Listening: bound before anything is called ready, one clear line when it cannot be, gone in under two seconds."""
+"""Starts and stops listening: sockets before anything else, so that a failure is one line and an exit, not a thread's.
+
+A wrong address, a port in use or one that needs privileges raises before the agent calls itself ready.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import socket
-import ssl
 from dataclasses import dataclass
+from ssl import SSLContext
 
 from aiohttp import web
 
 from ufwatch.config import WebConfig
 from ufwatch.errors import ListenError
-from ufwatch.web import toolkit
 
-_SHUTDOWN_SECONDS = 0.5
-"""For answers under way; a page takes milliseconds, so what is still open then is an idle or half-sent connection."""
+logger = logging.getLogger(__name__)
+
+_STRANGERS = logging.getLogger(f"{__name__}.protocol")
+_STRANGERS.setLevel(logging.CRITICAL)
+"""aiohttp logs a traceback for each request that is no HTTP, so a port scan would fill the log. It gets its 400."""
+
+_BACKLOG = 128
+_GRACE_SECONDS = 0.4  # for answers being written; all come from memory
+_STOP_SECONDS = 1.5
+_HANDSHAKE_SECONDS = 5.0
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A listening server."""
+    """An application that answers. ``url`` is where a person on this machine finds it, without a trailing slash."""
 
     url: str
     port: int
-    runner: web.AppRunner
+    _runner: web.AppRunner
+    _servers: tuple[asyncio.Server, ...]
 
     async def stop(self) -> None:
-        """Stops listening and closes every connection."""
-        await self.runner.cleanup()
+        """Closes the sockets, lets answers being written end, closes the rest; takes well under two seconds."""
+        for server in self._servers:
+            server.close()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._runner.cleanup()
+        except TimeoutError:
+            logger.warning("some connections did not close in time and are cut")
 
 
 async def serve(app: web.Application, config: WebConfig) -> Served:
-    """Listens as configured. Raises ListenError when the address cannot be bound, ConfigError for the web file."""
-    context: ssl.SSLContext | None = None
-    if config.config_file is not None:
-        web_file = toolkit.load(config.config_file)
-        context = web_file.ssl_context()
-        web_file.protect(app)
-    listener = _bind(config.host, config.port)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS, handle_signals=False)
-    await runner.setup()
+    """Listens as configured and answers with ``app``, which must not have been served before.
+
+    Port 0 lets the system choose. Raises :class:`~ufwatch.errors.ListenError` with one line if the address cannot be
+    had, and :class:`~ufwatch.errors.ConfigError` for a bad web configuration file.
+    """
+    tls = _secured(app, config)
+    sockets = await _bind(config.host, config.port)
+    runner = web.AppRunner(app, access_log=None, logger=_STRANGERS, shutdown_timeout=_GRACE_SECONDS)
+    servers: list[asyncio.Server] = []
     try:
-        await web.SockSite(runner, listener, ssl_context=context).start()
+        await runner.setup()
+        handler = runner.server
+        assert handler is not None
+        loop = asyncio.get_running_loop()
+        for bound in sockets:
+            limit = None if tls is None else _HANDSHAKE_SECONDS
+            servers.append(await loop.create_server(handler, sock=bound, ssl=tls, ssl_handshake_timeout=limit))
     except BaseException:
-        listener.close()
+        for server in servers:
+            server.close()
+        for bound in sockets:
+            bound.close()
         await runner.cleanup()
         raise
-    port: int = listener.getsockname()[1]
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return Served(f"{'https' if context is not None else 'http'}://{host}:{port}", port, runner)
+    host, port = sockets[0].getsockname()[:2]
+    return Served(url=_url(host, port, tls is not None), port=port, _runner=runner, _servers=tuple(servers))
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; ``::`` takes IPv4 as well, so that one address means every address."""
+def _secured(app: web.Application, config: WebConfig) -> SSLContext | None:
+    """Puts passwords and headers of the web configuration file in front of the application; returns its TLS."""
+    if config.config_file is None:
+        return None
+    # Only here: most agents listen on loopback and need neither YAML nor bcrypt nor certificates for it.
+    from ufwatch.web.auth import BasicAuth, middleware
+    from ufwatch.web.tls import ReloadingTls
+    from ufwatch.web.toolkit import load
+
+    security = load(config.config_file)
+    if security.users:
+        app.middlewares.insert(0, middleware(BasicAuth(security.users)))
+    if security.headers:
+
+        async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+            response.headers.update(security.headers)
+
+        app.on_response_prepare.append(add_headers)
+    return None if security.tls is None else ReloadingTls(security.tls).context
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on every address of ``host`` (both families for a name, dual stack for ``::``)."""
+    name = host.strip("[]")
+    shown = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    if not 0 <= port <= 65535:
+        raise ListenError(f"cannot listen on {shown}: a port lies between 0 and 65535")
+    if not name:
+        name = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise ListenError(f"cannot listen on {host}: it is no address of this machine; set --host") from error
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {shown}: {name!r} is no address of this machine; check --host") from error
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        if port == 0 and sockets:
+            address = (address[0], sockets[0].getsockname()[1], *address[2:])
+        try:
+            sockets.append(_listening(family, address))
+        except OSError as error:
+            # ``localhost`` often names ::1 on machines without IPv6; one address that works is enough.
+            if error.errno in _NOT_HERE:
+                missing = error
+                continue
+            for bound in sockets:
+                bound.close()
+            raise ListenError(f"cannot listen on {shown}: {_explained(error)}") from error
+    if not sockets:
+        assert missing is not None
+        raise ListenError(f"cannot listen on {shown}: {_explained(missing)}") from missing
+    return sockets
+
+
+def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
-        listener.bind(address)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ListenError(f"cannot listen on {host}:{port}: {_why(error)}") from error
-    return listener
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
+        made.bind(address)
+        made.listen(_BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
-def _why(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "another process listens there; stop it or choose another --port"
-    if error.errno == errno.EACCES:
-        return "ports under 1024 need a privilege; choose another --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "it is no address of this machine; set --host"
-    return error.strerror or str(error)
+def _explained(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "the port is in use; stop what listens there or choose another with --port"
+        case errno.EACCES | errno.EPERM:
+            return "this port needs privileges; choose one above 1023 with --port"
+        case errno.EADDRNOTAVAIL:
+            return "this machine does not have that address; check --host"
+        case errno.EAFNOSUPPORT:
+            return "this machine does not have that kind of address (IPv6 may be off); check --host"
+        case _:
+            return error.strerror or str(error)
+
+
+def _url(host: str, port: int, secure: bool) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

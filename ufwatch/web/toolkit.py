@@ -1,281 +1,223 @@
-"""The exporter-toolkit's web configuration file: TLS and basic auth, as every Prometheus exporter takes them."""
+"""Reads the ``--web.config.file`` format of Prometheus' exporter-toolkit: TLS, response headers and basic auth.
+
+The file that an operator already has for node_exporter works here. What we cannot honour is refused, not ignored.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
-import hashlib
-import importlib
+import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from aiohttp import web
 
 from ufwatch.errors import ConfigError
+from ufwatch.web.auth import load_bcrypt
+from ufwatch.web.tls import TlsFiles
 
-_VERSIONS = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
-    "TLS12": ssl.TLSVersion.TLSv1_2,
-    "TLS13": ssl.TLSVersion.TLSv1_3,
-}
+_T = TypeVar("_T")
+
 _CLIENT_AUTH = {
+    "": ssl.CERT_NONE,
     "NoClientCert": ssl.CERT_NONE,
-    "RequestClientCert": ssl.CERT_OPTIONAL,
+    # Asks for a certificate and believes any: for whoever is let in, the same as not asking.
+    "RequestClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_HEADERS: dict[str, re.Pattern[str]] = {
+    "Strict-Transport-Security": re.compile(r"[\x20-\x7e]+"),
+    "X-Content-Type-Options": re.compile(r"nosniff"),
+    "X-Frame-Options": re.compile(r"(?i:deny|sameorigin)"),
+    "X-XSS-Protection": re.compile(r"[\x20-\x7e]+"),
+    "Content-Security-Policy": re.compile(r"[\x20-\x7e]+"),
+}
+_BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_DEAREST = 16  # one check at cost 16 takes seconds, at 31 days
+
 _TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
-_HEADERS = (
-    "Content-Security-Policy",
-    "X-Frame-Options",
-    "X-Content-Type-Options",
-    "X-XSS-Protection",
-    "Strict-Transport-Security",
+_TLS_UNSUPPORTED = (
+    "cert",
+    "key",
+    "client_ca",
+    "client_allowed_sans",
+    "cipher_suites",
+    "curve_preferences",
+    "prefer_server_cipher_suites",
 )
-_REMEMBERED_LOGINS = 64
-_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    cert_file: Path
-    key_file: Path
-    client_ca_file: Path | None = None
-    client_auth: ssl.VerifyMode = ssl.CERT_NONE
-    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
-    max_version: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED
+class WebSecurity:
+    """A checked web configuration; empty means plain HTTP for everyone."""
+
+    tls: TlsFiles | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """bcrypt hashes by user name; kept out of ``repr`` and of every message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebFile:
-    """A checked file. ``users`` maps names to bcrypt hashes."""
+def load(path: Path) -> WebSecurity:
+    """Reads and checks the file and the certificates it names (relative to itself).
 
-    where: str
-    tls: Tls | None = None
-    users: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """A server context that reads its certificate again when the files change; ConfigError when it cannot."""
-        if self.tls is None:
-            return None
-        context = _context(self.tls, self.where)
-        _reload_on_change(context, self.tls)
-        return context
-
-    def protect(self, app: web.Application) -> None:
-        """Puts basic auth and headers in front of every path. Raises ConfigError when bcrypt is not installed."""
-        if self.headers:
-
-            async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
-                response.headers.update(self.headers)
-
-            app.on_response_prepare.append(add_headers)
-        if self.users:
-            app.middlewares.insert(0, _basic_auth(self.users, _bcrypt(self.where)))
-
-
-def load(path: Path) -> WebFile:
-    """Reads and checks the file; ConfigError lists every mistake."""
-    where = str(path)
+    Raises :class:`ConfigError` with all mistakes at once.
+    """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ConfigError(where, ["larger than 1 MiB; this is no web configuration"])
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(where, [f"cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise ConfigError(where, [f"{place}not valid YAML"]) from error
-    mistakes: list[str] = []
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise ConfigError(where, ["must be a mapping with tls_server_config, http_server_config, basic_auth_users"])
-    _unknown(document, ("tls_server_config", "http_server_config", "basic_auth_users"), "", mistakes)
-    tls = _tls(document.get("tls_server_config"), path.parent, mistakes)
-    users = _users(document.get("basic_auth_users"), mistakes)
-    headers = _headers(document.get("http_server_config"), mistakes)
-    if mistakes:
-        raise ConfigError(where, mistakes)
-    return WebFile(where=where, tls=tls, users=users, headers=headers)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(str(path), [f"is no valid YAML{where}"]) from error
+    reader = _Reader(path.parent)
+    security = reader.read(document)
+    if reader.mistakes:
+        raise ConfigError(str(path), reader.mistakes)
+    return security
 
 
-def _unknown(block: Mapping[Any, Any], known: tuple[str, ...], path: str, mistakes: list[str]) -> None:
-    mistakes += [f"{path}{key}: unknown key; known are {', '.join(known)}" for key in block if key not in known]
+class _Reader:
+    """Collects mistakes while it reads; what it returns counts only if there are none."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mistakes: list[str] = []
 
-def _tls(block: object, base: Path, mistakes: list[str]) -> Tls | None:
-    if block is None or block == {}:
-        return None
-    if not isinstance(block, dict):
-        mistakes.append("tls_server_config: must be a mapping")
-        return None
-    path = "tls_server_config."
-    _unknown(block, _TLS_KEYS, path, mistakes)
-    files: dict[str, Path] = {}
-    for key in ("cert_file", "key_file", "client_ca_file"):
-        value = block.get(key)
+    def read(self, document: object) -> WebSecurity:
+        sections: dict[str, Callable[[str, Mapping[Any, Any]], Any]] = {
+            "tls_server_config": self.tls,
+            "http_server_config": self.http,
+            "basic_auth_users": self.users,
+        }
+        found: dict[str, Any] = {}
+        for key, value in self.mapping("", document).items():
+            if key not in sections:
+                self.wrong(str(key), f"unknown key; known are {', '.join(sections)}")
+            elif value is not None:
+                found[key] = sections[key](key, self.mapping(key, value))
+        return WebSecurity(
+            tls=found.get("tls_server_config"),
+            headers=found.get("http_server_config", ()),
+            users=found.get("basic_auth_users", {}),
+        )
+
+    def tls(self, at: str, given: Mapping[Any, Any]) -> TlsFiles | None:
+        if not given:
+            return None
+        before = len(self.mistakes)
+        for key in given:
+            if key in _TLS_UNSUPPORTED:
+                self.wrong(f"{at}.{key}", "is not supported; remove it")
+            elif key not in _TLS_KEYS:
+                self.wrong(f"{at}.{key}", f"unknown key; known are {', '.join(_TLS_KEYS)}")
+        cert, key_file, ca = (self.file(at, given, key) for key in ("cert_file", "key_file", "client_ca_file"))
+        for key, path in (("cert_file", cert), ("key_file", key_file)):
+            if path is None and not given.get(key):
+                self.wrong(f"{at}.{key}", "is missing")
+        auth = self.choice(at, given, "client_auth_type", _CLIENT_AUTH, ssl.CERT_NONE)
+        lowest = self.choice(at, given, "min_version", _VERSIONS, ssl.TLSVersion.TLSv1_2)
+        highest = self.choice(at, given, "max_version", _VERSIONS, ssl.TLSVersion.MAXIMUM_SUPPORTED)
+        if lowest is ssl.TLSVersion.TLSv1_3 and highest is ssl.TLSVersion.TLSv1_2:
+            self.wrong(f"{at}.max_version", "is below min_version")
+        if auth is not ssl.CERT_NONE and not given.get("client_ca_file"):
+            self.wrong(f"{at}.client_ca_file", f"is needed for client_auth_type {given['client_auth_type']}")
+        if given.get("client_auth_type") in (None, "", "NoClientCert") and ca is not None:
+            self.wrong(
+                f"{at}.client_auth_type",
+                "must be RequireAndVerifyClientCert or VerifyClientCertIfGiven with a client_ca_file",
+            )
+        if len(self.mistakes) > before or cert is None or key_file is None:
+            return None
+        files = TlsFiles(
+            cert_file=cert,
+            key_file=key_file,
+            client_ca_file=ca,
+            client_auth=auth,
+            min_version=lowest,
+            max_version=highest,
+        )
+        try:
+            files.context()
+        except OSError as error:
+            why = getattr(error, "reason", None) or error.strerror or error
+            self.wrong(at, f"certificate, key and CA cannot be used together: {why}")
+        return files
+
+    def http(self, at: str, given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+        headers: list[tuple[str, str]] = []
+        for key, value in given.items():
+            if key == "http2":
+                # HTTP/2 is not spoken here, and no reader needs it: true is honoured by the client's fall-back.
+                if not isinstance(value, bool):
+                    self.wrong(f"{at}.http2", "must be true or false")
+            elif key != "headers":
+                self.wrong(f"{at}.{key}", "unknown key; known are http2, headers")
+            elif value is not None:
+                for name, text in self.mapping(f"{at}.headers", value).items():
+                    allowed = _HEADERS.get(name)
+                    if allowed is None:
+                        self.wrong(f"{at}.headers.{name}", f"cannot be set; these can: {', '.join(_HEADERS)}")
+                    elif not isinstance(text, str) or not allowed.fullmatch(text):
+                        self.wrong(f"{at}.headers.{name}", "has no valid value")
+                    else:
+                        headers.append((name, text))
+        return tuple(headers)
+
+    def users(self, at: str, given: Mapping[Any, Any]) -> dict[str, str]:
+        users: dict[str, str] = {}
+        for user, hashed in given.items():
+            match = _BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
+            if not isinstance(user, str) or not user or ":" in user:
+                self.wrong(f"{at}.{user}", "a user name is text without a colon")
+            elif match is None:
+                self.wrong(f"{at}.{user}", "must be a bcrypt hash; make one with: htpasswd -nBC 10 ''")
+            elif not 4 <= int(match[1]) <= _DEAREST:
+                self.wrong(f"{at}.{user}", f"the hash's cost must lie between 4 and {_DEAREST}")
+            else:
+                users[user] = hashed
+        if given:
+            try:
+                load_bcrypt()
+            except ImportError:
+                self.wrong(at, "needs bcrypt; install it with: pip install 'ufwatch[web-auth]'")
+        return users
+
+    def wrong(self, at: str, what: str) -> None:
+        self.mistakes.append(f"{at}: {what}" if at else what)
+
+    def mapping(self, at: str, value: object) -> Mapping[Any, Any]:
         if value is None:
-            if key != "client_ca_file":
-                mistakes.append(f"{path}{key}: must be set")
-            continue
-        if not isinstance(value, str) or not (base / value).is_file():
-            mistakes.append(f"{path}{key}: no such file")
-            continue
-        files[key] = base / value
-    auth = _choice(block, "client_auth_type", _CLIENT_AUTH, ssl.CERT_NONE, mistakes)
-    low = _choice(block, "min_version", _VERSIONS, ssl.TLSVersion.TLSv1_2, mistakes)
-    high = _choice(block, "max_version", _VERSIONS, ssl.TLSVersion.MAXIMUM_SUPPORTED, mistakes)
-    if auth is not ssl.CERT_NONE and "client_ca_file" not in files:
-        mistakes.append(f"{path}client_auth_type: needs client_ca_file")
-    if "cert_file" not in files or "key_file" not in files:
-        return None
-    return Tls(
-        cert_file=files["cert_file"],
-        key_file=files["key_file"],
-        client_ca_file=files.get("client_ca_file"),
-        client_auth=auth,
-        min_version=low,
-        max_version=high,
-    )
+            return {}
+        if not isinstance(value, Mapping):
+            self.wrong(at, "must be a mapping of keys to values")
+            return {}
+        return value
 
-
-def _choice(block: Mapping[str, Any], key: str, known: Mapping[str, Any], default: Any, mistakes: list[str]) -> Any:
-    value = block.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, str) or value not in known:
-        mistakes.append(f"tls_server_config.{key}: must be one of {', '.join(known)}")
-        return default
-    return known[value]
-
-
-def _users(block: object, mistakes: list[str]) -> Mapping[str, str]:
-    if block is None:
-        return {}
-    if not isinstance(block, dict):
-        mistakes.append("basic_auth_users: must map names to bcrypt hashes")
-        return {}
-    for name, hashed in block.items():
-        if not isinstance(name, str) or ":" in name:
-            mistakes.append("basic_auth_users: a name must be text without a colon")
-        elif not isinstance(hashed, str) or not hashed.startswith(("$2a$", "$2b$", "$2y$")) or len(hashed) != 60:
-            mistakes.append(f"basic_auth_users.{name}: must be a bcrypt hash, such as `htpasswd -nbB` makes")
-    return dict(block)
-
-
-def _headers(block: object, mistakes: list[str]) -> Mapping[str, str]:
-    if block is None:
-        return {}
-    if not isinstance(block, dict):
-        mistakes.append("http_server_config: must be a mapping")
-        return {}
-    _unknown(block, ("http2", "headers"), "http_server_config.", mistakes)
-    headers = block.get("headers") or {}
-    if not isinstance(headers, dict):
-        mistakes.append("http_server_config.headers: must be a mapping")
-        return {}
-    for name, value in headers.items():
-        if name not in _HEADERS:
-            mistakes.append(f"http_server_config.headers.{name}: must be one of {', '.join(_HEADERS)}")
-        elif not isinstance(value, str) or "\n" in value or "\r" in value:
-            mistakes.append(f"http_server_config.headers.{name}: must be one line of text")
-    return dict(headers)
-
-
-def _context(tls: Tls, where: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.minimum_version, context.maximum_version = tls.min_version, tls.max_version
-        # The password callback keeps an encrypted key from asking on the terminal.
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: b"")
-        if tls.client_ca_file is not None:
-            context.load_verify_locations(tls.client_ca_file)
-        context.verify_mode = tls.client_auth
-    except (OSError, ValueError) as error:
-        raise ConfigError(where, [f"tls_server_config: certificate or key cannot be used: {error}"]) from error
-    return context
-
-
-def _reload_on_change(context: ssl.SSLContext, tls: Tls) -> None:
-    """At each handshake, looks whether the files changed; a bad new certificate leaves the old one in use."""
-    seen = _stamp(tls)
-
-    def hello(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal seen
-        now = _stamp(tls)
-        if now is None or now == seen:
-            return
+    def file(self, at: str, given: Mapping[Any, Any], key: str) -> Path | None:
+        value = given.get(key)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            self.wrong(f"{at}.{key}", "must be a path")
+            return None
+        path = self.folder / value
         try:
-            context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: b"")
-            connection.context = context
-        except (OSError, ValueError):
-            return  # half-written files: looked at again at the next handshake
-        seen = now
+            path.open("rb").close()
+        except OSError as error:
+            self.wrong(f"{at}.{key}", f"{path}: {error.strerror or error}")
+            return None
+        return path
 
-    context.sni_callback = hello
-
-
-def _stamp(tls: Tls) -> tuple[tuple[int, int, int], ...] | None:
-    try:
-        stats = [path.stat() for path in (tls.cert_file, tls.key_file)]
-    except OSError:
-        return None
-    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
-
-
-def _bcrypt(where: str) -> ModuleType:
-    try:
-        return importlib.import_module("bcrypt")
-    except ImportError as error:
-        mistake = "basic_auth_users: needs the bcrypt package: pip install 'ufwatch[web-auth]'"
-        raise ConfigError(where, [mistake]) from error
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def _basic_auth(users: Mapping[str, str], bcrypt: ModuleType) -> Any:
-    """A middleware. bcrypt is slow on purpose, so it runs in a thread, and logins that were right are remembered by a
-    keyed digest: a scrape every few seconds must not cost 50 ms each."""
-    # A user that does not exist is checked against somebody's hash, so that the time taken tells nothing.
-    anybody = next(iter(users.values()))
-    remembered: dict[bytes, None] = {}
-    secret = bcrypt.gensalt()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        digest = hashlib.blake2b(given.encode(), key=secret[:32]).digest()
-        if digest not in remembered:
-            if not await _right(given):
-                raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="ufwatch"'})
-            if len(remembered) >= _REMEMBERED_LOGINS:
-                remembered.pop(next(iter(remembered)))
-            remembered[digest] = None
-        return await handler(request)
-
-    async def _right(given: str) -> bool:
-        scheme, _, encoded = given.partition(" ")
-        if scheme.lower() != "basic":
-            return False
-        try:
-            name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return False
-        if not colon:
-            return False
-        # bcrypt reads 72 bytes; newer versions of the package refuse more instead of ignoring the rest.
-        matches = await asyncio.to_thread(bcrypt.checkpw, password.encode()[:72], users.get(name, anybody).encode())
-        return bool(matches) and name in users
-
-    return check
+    def choice(self, at: str, given: Mapping[Any, Any], key: str, known: Mapping[str, _T], default: _T) -> _T:
+        value = given.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in known:
+            self.wrong(f"{at}.{key}", f"must be one of {', '.join(filter(None, known))}")
+            return default
+        return known[value]

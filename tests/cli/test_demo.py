@@ -1,0 +1,40 @@
+"""``ufwatch demo``: the whole agent without a GPU, a vLLM or a Prometheus, and quiet when it is interrupted."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from tests.processes import COMMAND, Running, finished, series, until
+from tests.sources.loopback import free_port
+from ufwatch.cli.demo import SHOWN
+
+DEMO = (*COMMAND, "demo")
+
+
+def test_it_prints_the_signals_and_where_the_page_is() -> None:
+    done = finished("demo", "--seconds", "8", "--port", "0")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    rows = {line[:29].strip(): line[29:].split() for line in lines if line.startswith(("state", "SM ", "page-table"))}
+    assert [line for line in lines if all(name in line for name in SHOWN)]
+    assert rows["state"] == ["serving"] * len(SHOWN)
+    assert rows["SM utilization"][1] == "%"
+    assert "page-table miss rate" in rows
+    assert re.search(r"^Metrics for Prometheus: http://127\.0\.0\.1:\d+/metrics ", done.stdout, re.MULTILINE)
+
+
+def test_its_page_is_a_real_one_and_an_interrupt_ends_it_silently() -> None:
+    # The demo announces its address only at its end, so it is asked for on a port that is known.
+    port = free_port()
+    with Running("--seconds", "60", command=DEMO, port=port) as demo:
+        demo.serves_at(f"http://127.0.0.1:{port}")
+        shown = until(lambda: found if _targets(found := demo.page()) >= set(SHOWN) else "")
+        names = {name for name, _ in series(shown)}
+        assert {"ufwatch_engine_state", "ufwatch_gpu_memory_bytes", "ufwatch_pinned_alloc_attempts_total"} <= names
+        demo.end(signal.SIGINT)
+        assert demo.log().startswith("ufwatch demo: ")
+
+
+def _targets(page: str) -> set[str]:
+    return {dict(labels).get("target", "") for name, labels in series(page) if name == "ufwatch_engine_state"}

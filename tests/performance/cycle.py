@@ -1,0 +1,179 @@
+"""What a whole cycle costs: fetch, parse, derive, publish, one page a second. ``python -m tests.performance.cycle``.
+
+The targets are another process with prebuilt busy pages, so that only the agent's own CPU is counted; it is read from
+full windows on (the first minute is not measured). ufwatch and the naive agent (:mod:`.naive`) run in turn, each time
+in a fresh process: A B A B. The last line is JSON:
+
+- ``x_naive``: CPU per scrape of the naive agent over ufwatch's, 50 targets at 1 s, both on plain asyncio (≥ 10);
+- ``x_naive_uvloop``: the same naive agent over ufwatch on uvloop, an optional extra (stretch: 15);
+- ``core_share_200``: ratio of one core that 200 targets at 1 s take, on plain asyncio (≤ 0.20);
+- ``skipped``: with those 200, scrapes due minus scrapes made in the measured window (0);
+- ``us``: CPU microseconds per scrape of each.
+
+Arguments: ``--rounds``, ``--seconds`` measured per run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from tests.performance.targets import busy_targets
+from ufwatch import assemble, catalogue
+from ufwatch.clock import SystemClock
+from ufwatch.config import Config, GpuConfig, TargetConfig
+from ufwatch.model import Sample
+from ufwatch.render.exposition import Page
+from ufwatch.sinks.prometheus import PrometheusSink
+from ufwatch.sources.fetch import Fetcher
+
+WARM_SECONDS = {"ours": 63, "naive": 5}
+"""Ours costs least while its windows fill, so that time is left out; the naive agent derives all from the start."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took in its measured window."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    scrapes: int
+    skipped: int
+
+    @property
+    def us(self) -> float:
+        return self.cpu_seconds / self.scrapes * 1e6
+
+
+class Counted(PrometheusSink):
+    """The page, and when each target last came onto it."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__(page)
+        self._last: dict[str, float] = {}
+        self.scrapes = self.skipped = 0
+
+    def publish(self, owner: str, samples: Sequence[Sample]) -> None:  # type: ignore[override]
+        if owner.startswith("target:"):
+            now = time.monotonic()
+            self.scrapes += 1
+            self.skipped += max(0, round(now - self._last.get(owner, now)) - 1)
+            self._last[owner] = now
+        super().publish(owner, samples)
+
+
+async def measured(read_page: Callable[[], bytes], counts: Callable[[], tuple[int, int]], warm: int, n: int) -> Cost:
+    """Reads the page once a second; the cost of the ``n`` seconds after ``warm``."""
+    due = time.monotonic()
+
+    async def seconds(number: int) -> None:
+        nonlocal due
+        for _ in range(number):
+            due += 1.0
+            await asyncio.sleep(due - time.monotonic())
+            read_page()
+
+    await seconds(warm)
+    scrapes, skipped = counts()
+    wall, cpu = time.monotonic(), time.process_time()
+    await seconds(n)
+    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    after = counts()
+    return Cost(cpu, wall, after[0] - scrapes, after[1] - skipped)
+
+
+async def ours(urls: Sequence[str], seconds: int) -> Cost:
+    clock = SystemClock()
+    sink = Counted(Page(catalogue.FAMILIES))
+    fetcher = Fetcher({}, clock=clock)
+    targets = tuple(TargetConfig(name=f"10.0.0.{at}:8000", url=url) for at, url in enumerate(urls))
+    config = Config(targets=targets, interval_seconds=1.0, gpu=GpuConfig(enabled=False))
+    agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,))
+    running = asyncio.create_task(agent.run())
+    cost = await measured(
+        lambda: sink.answer(None, None)[0], lambda: (sink.scrapes, sink.skipped), WARM_SECONDS["ours"], seconds
+    )
+    page = sink.answer(None, None)[0]
+    if page.count(b"\nufwatch_token_jitter_seconds{") != len(urls) or b'reason="timeout"} 1' in page:
+        raise SystemExit("a target has no full window, or was not answered in time")
+    running.cancel()
+    await asyncio.wait({running})
+    await agent.close()
+    await fetcher.close()
+    return cost
+
+
+async def naive(urls: Sequence[str], seconds: int) -> Cost:
+    from tests.performance.naive import NaiveAgent
+
+    agent = NaiveAgent(urls)
+    running = asyncio.create_task(agent.run())
+    cost = await measured(agent.render, lambda: (agent.scrapes, 0), WARM_SECONDS["naive"], seconds)
+    running.cancel()
+    await asyncio.wait({running})
+    return cost
+
+
+def run(agent: str, loop: str, targets: int, seconds: int) -> Cost:
+    """One run in a fresh process, over fresh targets."""
+    with busy_targets(targets, pages=WARM_SECONDS[agent] + seconds + 10) as urls:
+        command = [sys.executable, "-m", "tests.performance.cycle", "--worker", agent, loop, str(seconds), *urls]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    cost = Cost(**json.loads(done.stdout))
+    share = cost.cpu_seconds / cost.wall_seconds
+    print(f"{agent} on {loop}, {targets} targets: {cost.us:.0f} µs a scrape, {share:.1%} of a core", flush=True)
+    return cost
+
+
+def work(agent: str, loop: str, seconds: str, *urls: str) -> None:
+    """Inside the fresh process."""
+    cost = {"ours": ours, "naive": naive}[agent](urls, int(seconds))
+    if loop == "uvloop":
+        import uvloop
+
+        found = uvloop.run(cost)
+    else:
+        found = asyncio.run(cost)
+    print(json.dumps(asdict(found)))
+
+
+def main(rounds: int, seconds: int) -> None:
+    us: dict[str, list[float]] = {"naive": [], "ours": [], "ours_uvloop": []}
+    for _ in range(rounds):
+        us["ours"].append(run("ours", "asyncio", 50, seconds).us)
+        us["naive"].append(run("naive", "asyncio", 50, seconds).us)
+        us["ours_uvloop"].append(run("ours", "uvloop", 50, seconds).us)
+    many = run("ours", "asyncio", 200, seconds)
+
+    def ratio(ours: str) -> float:
+        return round(statistics.median(n / o for n, o in zip(us["naive"], us[ours], strict=True)), 1)
+
+    print(
+        json.dumps(
+            {
+                "x_naive": ratio("ours"),
+                "x_naive_uvloop": ratio("ours_uvloop"),
+                "core_share_200": round(many.cpu_seconds / many.wall_seconds, 3),
+                "skipped": many.skipped,
+                "us": {**{name: round(statistics.median(each)) for name, each in us.items()}, "ours_200": round(many.us)},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(*sys.argv[2:])
+    else:
+        parser = argparse.ArgumentParser(description="What a whole cycle costs.")
+        parser.add_argument("--rounds", type=int, default=2)
+        parser.add_argument("--seconds", type=int, default=15)
+        given = parser.parse_args()
+        main(given.rounds, given.seconds)
