@@ -39,6 +39,8 @@ class Reason(StrEnum):
     TARGET_DOWN = "target_down"
     TOO_FEW_TOKENS = "too_few_tokens"
     ONE_BUCKET = "one_bucket"
+    EDGES_ONLY = "edges_only"
+    """The quantile lies between two bucket edges, and nothing finer is known."""
     FIRST_BUCKET = "first_bucket"
     """The quantile lies under the lowest edge: only an upper bound is known."""
     OVERFLOW_BUCKET = "overflow_bucket"

@@ -48,6 +48,8 @@ def test_h200_under_load_other_signals() -> None:
     )
     assert reading(report, "itl_mean").value == pytest.approx(573.3467051250313 / 147852)
     assert reading(report, "tpot_p99").reason is Reason.FIRST_BUCKET
+    ttft = reading(report, "ttft_p99")
+    assert (ttft.value, ttft.low, ttft.high, ttft.reason) == (None, 0.1, 0.25, Reason.EDGES_ONLY)
     assert report.state is EngineState.SERVING
 
 

@@ -60,9 +60,7 @@ class Look:
                 yield f"{name} is negative"
             if not all(math.isfinite(n) for n in numbers):
                 yield f"{name} is not finite"
-            # A quantile has no value by design: it lies between the two edges.
-            between_edges = reading["signal"].endswith("_p99") and None not in (reading["low"], reading["high"])
-            if reading["value"] is None and not reading["reason"] and not between_edges:
+            if reading["value"] is None and not reading["reason"]:
                 yield f"{name} is absent without a reason"
             if numbers != sorted(numbers) and len(numbers) == 3:
                 low, value, high = reading["low"], reading["value"], reading["high"]

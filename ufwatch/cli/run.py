@@ -23,6 +23,7 @@ from ufwatch.render.exposition import Page
 from ufwatch.sinks.prometheus import PrometheusSink
 from ufwatch.sources.discovery import Discovery
 from ufwatch.sources.fetch import Fetcher
+from ufwatch.web import toolkit
 from ufwatch.web.app import build_app
 from ufwatch.web.server import serve
 
@@ -43,6 +44,8 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     config = settle(env, given)
     assemble.require_targets(config)
     if args.check_config:
+        if config.web.config_file is not None:
+            toolkit.load(config.web.config_file)
         print(f"ufwatch: the configuration is good: {_targets_text(config)}")
         return 0
     setup_logging(logs.level, logs.format)

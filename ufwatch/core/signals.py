@@ -81,8 +81,7 @@ def provider_of(signal: Signal, given: EngineInput) -> Provider | None:
     for provider in signal.providers:
         if provider.source in ("plugin", "kv_events"):
             totals = given.extra.get(provider.source)
-            wanted = counters_of(provider.formula)
-            if totals is not None and all(totals.last(name) is not None for name in wanted):
+            if totals is not None and all(totals.last(name) is not None for name in counters_of(provider.formula)):
                 return provider
         elif given.track is not None and _on_page(provider.source, signal.id, given.track.shape.present):
             return provider
@@ -180,7 +179,8 @@ def _latency(name: str, given: EngineInput, span: Span | None, blocked: Reason |
     if grown is None:
         return mean, Reading(p99_id, labels, None, reason=Reason.BUCKETS_CHANGED)
     low, high = quantile_edges(grown[0], grown[1], 0.99)
-    reason = Reason.FIRST_BUCKET if low == 0.0 else Reason.OVERFLOW_BUCKET if high is None else None
+    known = Reason.EDGES_ONLY if low != 0.0 else Reason.FIRST_BUCKET
+    reason = known if high is not None else Reason.OVERFLOW_BUCKET
     return mean, Reading(p99_id, labels, None, low, high, "histogram", Quality.BOUNDED, reason)
 
 
