@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ufwatch.catalogue import WINDOW_SECONDS
@@ -133,6 +134,10 @@ class Target:
             snapshot = await self._texts.poll()
             now = self._clock.monotonic()
             self._note("textfile", snapshot.health, now)
+            if snapshot.health.up and self._texts_missed >= MISSED_BEFORE_GONE:
+                # A series that comes back shows what it had, a new one 0: only then is its growth seen, one look later.
+                had = self._text_snapshot.totals if self._text_snapshot is not None else {}
+                snapshot = replace(snapshot, totals={key: had.get(key, 0.0) for key in snapshot.totals})
             self._text_snapshot = snapshot
             self._texts_missed = 0 if snapshot.health.up else self._texts_missed + 1
             self.process_readings = process_readings(snapshot)

@@ -18,7 +18,8 @@ def test_it_prints_the_signals_and_where_the_page_is() -> None:
     lines = done.stdout.splitlines()
     rows = {line[:29].strip(): line[29:].split() for line in lines if line.startswith(("state", "SM ", "page-table"))}
     assert [line for line in lines if all(name in line for name in SHOWN)]
-    assert rows["state"] == ["serving"] * len(SHOWN)
+    assert len(rows["state"]) == len(SHOWN)
+    assert set(rows["state"]) <= {"serving", "idle"}
     assert rows["SM utilization"][1] == "%"
     assert "page-table miss rate" in rows
     assert re.search(r"^Metrics for Prometheus: http://127\.0\.0\.1:\d+/metrics ", done.stdout, re.MULTILINE)
@@ -32,7 +33,7 @@ def test_its_page_is_a_real_one_and_an_interrupt_ends_it_silently() -> None:
         shown = until(lambda: found if _targets(found := demo.page()) >= set(SHOWN) else "")
         names = {name for name, _ in series(shown)}
         assert {"ufwatch_engine_state", "ufwatch_gpu_memory_bytes", "ufwatch_pinned_alloc_attempts_total"} <= names
-        demo.end(signal.SIGINT)
+        demo.end(signal.SIGINT, within=10)
         assert demo.log().startswith("ufwatch demo: ")
 
 

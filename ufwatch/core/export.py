@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
 
-from ufwatch import catalogue
+from ufwatch import catalogue, families
 from ufwatch.catalogue import Signal
 from ufwatch.core.extras import STEP_INTERVALS
 from ufwatch.core.signals import provider_of
@@ -19,15 +21,27 @@ from ufwatch.core.track import COLUMN
 from ufwatch.formula import counters_of
 from ufwatch.model import EngineState, Labels, Reading, Reason, Sample
 
-_GAUGES: dict[str, str] = {
-    "running": "requests_running",
-    "waiting": "requests_waiting",
-    "kv_usage": "kv_cache_usage_ratio",
+_SIGNAL = {
+    (signal.id, provider.source): signal
+    for signal in (*catalogue.ENGINE_SIGNALS, catalogue.PAGE_TABLE_PROBES)
+    for provider in signal.providers
 }
+_GAUGES: dict[str, tuple[str | None, str | None, str | None]] = {
+    "running": ("requests_running", None, None),
+    "waiting": ("requests_waiting", None, None),
+    "kv_usage": ("kv_cache_usage_ratio", None, None),
+    **{f"{name}_mean": (f"{name}_mean_seconds", None, None) for name in families.LATENCIES},
+    **{f"{name}_p99": (None, f"{name}_p99_low_seconds", f"{name}_p99_high_seconds") for name in families.LATENCIES},
+}
+"""Families of value, low and high of the readings that are none of the seven signals."""
 _SOURCED = {"kv_usage"}
-_SIGNAL = {(s.id, s.extra): s for s in (*catalogue.ENGINE_SIGNALS, catalogue.PAGE_TABLE_PROBES)}
+_SIGNAL_AND_SOURCE = itemgetter(Reading._fields.index("signal"), Reading._fields.index("source"))
+_NUMBERS = itemgetter(*(Reading._fields.index(name) for name in ("value", "low", "high")))
 _PROCESS_COUNTERS = (("preemptions_total", "preemptions"), ("admission_rejections_total", "admission_rejections"))
 _INTERVALS = "token_intervals_total"
+_EVICTIONS = catalogue.ENGINE_SIGNALS.index(catalogue.KV_EVICTIONS)
+_OF_THE_SEVEN = len(catalogue.ENGINE_SIGNALS) + 1
+"""An engine's readings begin with its signals in their order, and then the probes of the page table where counted."""
 
 
 def target_samples(report: TargetReport) -> list[Sample]:
@@ -36,8 +50,7 @@ def target_samples(report: TargetReport) -> list[Sample]:
     for engine in report.engines:
         labels = base_labels(report.name, engine.model_name, engine.engine)
         samples += [
-            Sample("engine_state", _with(labels, ("state", state.value)), float(state is engine.state))
-            for state in EngineState
+            Sample("engine_state", stated, float(state is engine.state)) for state, stated in _state_labels(labels)
         ]
         if engine.fresh or any(r.value is not None for r in engine.readings):
             samples.extend(_gauges(engine, labels))
@@ -62,23 +75,17 @@ def _with(labels: Labels, *more: tuple[str, str]) -> Labels:
     return (*labels, *more)
 
 
+@lru_cache(maxsize=4096)
+def _state_labels(labels: Labels) -> tuple[tuple[EngineState, Labels], ...]:
+    return tuple((state, (*labels, ("state", state.value))) for state in EngineState)
+
+
 def _gauges(engine: EngineReport, labels: Labels) -> Iterable[Sample]:
-    for reading in engine.readings:
-        signal = _SIGNAL.get((reading.signal, reading.labels[1:]))
-        if signal is not None:
-            yield from _signal_gauges(signal, reading, labels)
-        elif reading.signal in _GAUGES:
-            if reading.value is not None:
-                more = (("source", "vllm"),) if reading.signal in _SOURCED else ()
-                yield Sample(_GAUGES[reading.signal], _with(labels, *more), reading.value)
-        elif reading.signal.endswith("_mean"):
-            if reading.value is not None:
-                yield Sample(f"{reading.signal}_seconds", labels, reading.value)
-        elif reading.signal.endswith("_p99"):
-            if reading.low is not None:
-                yield Sample(f"{reading.signal}_low_seconds", labels, reading.low)
-            if reading.high is not None:
-                yield Sample(f"{reading.signal}_high_seconds", labels, reading.high)
+    series = _gauge_series(labels, tuple(map(_SIGNAL_AND_SOURCE, engine.readings)))
+    numbers = chain.from_iterable(map(_NUMBERS, engine.readings))
+    for shown, number in zip(series, numbers, strict=True):
+        if shown is not None and number is not None:
+            yield Sample(*shown, number)
     if engine.track is None or not engine.fresh:
         return
     if engine.track.start_time is not None:
@@ -86,20 +93,31 @@ def _gauges(engine: EngineReport, labels: Labels) -> Iterable[Sample]:
     blocks = engine.track.shape.cache_number("num_gpu_blocks")
     if blocks is not None and blocks > 0:
         yield Sample("kv_blocks", _with(labels, ("source", "vllm")), blocks)
-        evictions = next(r for r in engine.readings if r.signal == "kv_evictions")
+        evictions = engine.readings[_EVICTIONS]
         if evictions.value is not None and evictions.source is not None:
             turnover = 60.0 * evictions.value / blocks
             yield Sample("kv_turnover_per_minute", _with(labels, ("source", evictions.source)), turnover)
 
 
-def _signal_gauges(signal: Signal, reading: Reading, labels: Labels) -> Iterable[Sample]:
-    if reading.source is None:
-        return
-    named = ((signal.gauge, reading.value), (signal.gauge_low, reading.low), (signal.gauge_high, reading.high))
-    for family, value in named:
-        if family is not None and value is not None:
-            extra = signal.extra if family == signal.gauge else ()
-            yield Sample(family, _with(labels, *extra, ("source", reading.source)), value)
+@lru_cache(maxsize=4096)
+def _gauge_series(
+    labels: Labels, readings: tuple[tuple[str, str | None], ...]
+) -> tuple[tuple[str, Labels] | None, ...]:
+    """Family and labels for value, low and high of each reading in turn; None where that is not exported."""
+    series: list[tuple[str, Labels] | None] = []
+    for name, source in readings:
+        signal = _SIGNAL.get((name, source or ""))
+        if signal is not None:
+            named, extra = (signal.gauge, signal.gauge_low, signal.gauge_high), signal.extra
+        else:
+            named, extra = _GAUGES.get(name, (None, None, None)), ()
+        sourced = (("source", source),) if source and (signal is not None or name in _SOURCED) else ()
+        bounds = (*labels, *sourced)
+        series += [
+            None if family is None else (family, (*labels, *extra, *sourced) if family == named[0] else bounds)
+            for family in named
+        ]
+    return tuple(series)
 
 
 def _counters(engine: EngineReport, labels: Labels) -> Iterable[Sample]:
@@ -168,27 +186,28 @@ def availability(report: TargetReport, others: Mapping[str, Reading]) -> list[Sa
     """
     best: dict[str, Reading] = dict(others)
     for engine in report.engines:
-        for reading in engine.readings:
+        for reading in engine.readings[:_OF_THE_SEVEN]:
             held = best.get(reading.signal)
             if held is None or (held.value is None and reading.value is not None):
                 best[reading.signal] = reading
+    absent = Reading("", (), None, reason=report.reason or Reason.NO_SOURCE)
     samples = []
     for signal in catalogue.SEVEN:
-        reading = best.get(signal, Reading(signal, (), None, reason=report.reason or Reason.NO_SOURCE))
+        reading = best.get(signal, absent)
         known = reading.value is not None
-        quality = reading.quality.value if reading.quality is not None and known else ""
-        reason = "" if known else (reading.reason or Reason.NO_SOURCE).value
+        quality = (reading.quality or "") if known else ""
+        reason = "" if known else reading.reason or Reason.NO_SOURCE
         labels = _availability_labels(signal, report.name, reading.source or "", quality, reason)
         samples.append(Sample("signal_available", labels, float(known)))
     for kind, breaker in (("kv", report.kv_breaker), ("device", report.device_breaker)):
-        reason = "" if breaker.decided else Reason.NO_SOURCE.value
-        labels = _availability_labels(
-            f"memory_breaker_{kind}", report.name, "vllm" if breaker.decided else "", "", reason
-        )
+        source, reason = ("vllm", "") if breaker.decided else ("", Reason.NO_SOURCE)
+        labels = _availability_labels(f"memory_breaker_{kind}", report.name, source, "", reason)
         samples.append(Sample("signal_available", labels, float(breaker.decided)))
     return samples
 
 
 @lru_cache(maxsize=16384)
 def _availability_labels(signal: str, target: str, source: str, quality: str, reason: str) -> Labels:
-    return (("signal", signal), ("target", target), ("source", source), ("quality", quality), ("reason", reason))
+    """Quality and reason may be their enumerations' members, which equal their texts."""
+    pairs = (("signal", signal), ("target", target), ("source", source), ("quality", quality), ("reason", reason))
+    return tuple((name, str(value)) for name, value in pairs)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from ufwatch.model import Health, Reason, Sample
+from ufwatch.model import Health, Labels, Reason, Sample
 
 FAILURES = (Reason.CONNECT, Reason.TIMEOUT, Reason.STATUS, Reason.TLS, Reason.TRUNCATED, Reason.CONTENT)
 """The reasons a failed scrape is counted under; every other is ``other``."""
@@ -23,7 +24,7 @@ class Life:
     proof: float | None = None
 
     def seen(self, health: Health, at_seconds: float) -> Life:
-        return replace(self, health=health, proof=at_seconds if health.up else self.proof)
+        return Life(self.since, health, at_seconds if health.up else self.proof)
 
     def age(self, now: float) -> float:
         return max(0.0, now - (self.proof if self.proof is not None else self.since))
@@ -56,22 +57,34 @@ def life_samples(target: str, lives: Mapping[str, Life], now: float) -> list[Sam
     """``source_up`` and ``source_age_seconds`` of one target's sources (target empty: the agent's own, like NVML)."""
     samples = []
     for source, life in lives.items():
-        labels = (("source", source), ("target", target))
+        labels = _life_labels(source, target)
         samples.append(Sample("source_up", labels, float(life.health.up)))
         samples.append(Sample("source_age_seconds", labels, life.age(now)))
     return samples
 
 
+@lru_cache(maxsize=16384)
+def _life_labels(source: str, target: str) -> Labels:
+    return (("source", source), ("target", target))
+
+
 def scrape_samples(target: str, counts: ScrapeCounts) -> list[Sample]:
     """What scraping this target costs and how often it fails, every reason from 0."""
-    base = (("target", target),)
+    base, by_reason = _scrape_labels(target)
     samples = [
         Sample("scrape_seconds", base, counts.last_seconds),
         Sample("scrape_bytes", base, float(counts.last_bytes)),
         Sample("scrapes_total", base, float(counts.scrapes)),
         Sample("parse_errors_total", base, float(counts.parse_errors)),
     ]
-    for name in (*(reason.value for reason in FAILURES), "other"):
-        labels = (*base, ("reason", name))
+    for name, labels in by_reason:
         samples.append(Sample("scrape_failures_total", labels, float(counts.failures.get(name, 0))))
     return samples
+
+
+@lru_cache(maxsize=4096)
+def _scrape_labels(target: str) -> tuple[Labels, tuple[tuple[str, Labels], ...]]:
+    """The target's own labels, and with each class of failures."""
+    base = (("target", target),)
+    classes = (*(reason.value for reason in FAILURES), "other")
+    return base, tuple((name, (*base, ("reason", name))) for name in classes)

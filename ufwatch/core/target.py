@@ -21,6 +21,7 @@ from ufwatch.decode.vllm import EnginePage, PageKind, VllmPage
 from ufwatch.model import EngineState, Health, Reading, Reason
 
 _BY_KIND = {PageKind.STATS_DISABLED: Reason.STATS_DISABLED, PageKind.NOT_AN_ENGINE: Reason.NOT_AN_ENGINE}
+_SEVERITY = {state: position for position, state in enumerate(EngineState)}
 _UNDECIDED = (EngineState.STARTING, EngineState.STALLED, EngineState.ASLEEP, EngineState.DOWN)
 
 EngineTotals = Mapping[str, Mapping[str, float]]
@@ -135,7 +136,7 @@ def step(state: TargetState, seen: Seen) -> tuple[TargetState, TargetReport]:
         _engine_report(name, slot, extra, model_name, absent) for name, slot in sorted(slots.items(), key=_order)
     )
     states = [r.state for r in reports if r.state is not None]
-    worst = max(states, key=list(EngineState).index) if states else None
+    worst = max(states, key=_SEVERITY.__getitem__, default=None)
     decided = worst is not None and worst not in _UNDECIDED
     over = [kv_over(s.track) for s in slots.values() if s.track is not None and s.missed == 0] if decided else []
     kv = None if not over or all(o is None for o in over) else any(over)

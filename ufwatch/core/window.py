@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -33,11 +33,11 @@ class History(Generic[V]):
             while keep + 1 < len(entries) and entries[keep + 1][0] <= horizon:
                 keep += 1
             entries = entries[keep:] if keep else entries
-        return replace(self, entries=entries)
+        return History(self.window_seconds, self.slack_seconds, entries)
 
     def cleared(self) -> History[V]:
         """The same window with nothing in it: after a gap that no rate may be drawn across."""
-        return replace(self, entries=())
+        return History(self.window_seconds, self.slack_seconds)
 
     def ends(self) -> tuple[tuple[float, V], tuple[float, V]] | None:
         """The window's two ends; None while it is not full (``warming_up``)."""

@@ -32,7 +32,5 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
     ):
         # The numeric form of a link-local address names its interface, which the bare address lacks.
         numeric, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
-        found.append(
-            ResolveResult(hostname=host, host=numeric, port=port, family=kind, proto=protocol, flags=_NUMERIC)
-        )
+        found.append(ResolveResult(hostname=host, host=numeric, port=port, family=kind, proto=protocol, flags=_NUMERIC))
     return found
