@@ -65,7 +65,7 @@ def test_live_and_promql_agree(formula: Formula, tmp_path: Path) -> None:
                 expected[n * STEP] = evaluate(formula, Span(columns, end - start, first, final))
         assert len(expected) == SAMPLES - WINDOW // STEP
         expression = promql(formula, window="1m", by=("target",))
-        cases = []
+        cases: list[dict[str, object]] = []
         for at, value in list(expected.items())[::7]:
             if value is None:
                 cases.append({"expr": expression, "eval_time": f"{at}s", "exp_samples": []})

@@ -1,4 +1,4 @@
-"""Command lines of the processes we can see, for the doctor: a sidecar that shares the pod's process space sees vLLM's."""
+"""Command lines of the processes we can see, for the doctor: a sidecar in the pod's process space sees vLLM's."""
 
 from __future__ import annotations
 
