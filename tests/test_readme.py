@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 from ufwatch.cli.main import VERBS
-from ufwatch.render.reference import signals_table
+from ufwatch.render.reference import reasons_table, signals_table
 
 FILE = Path(__file__).parents[1] / "README.md"
 README = FILE.read_text(encoding="utf-8")
-TABLES = {"signals": signals_table}
+TABLES = {"signals": signals_table, "reasons": reasons_table}
 
 
 def _generated(text: str) -> str:

@@ -9,6 +9,7 @@ from ufwatch.spec import Kind, MetricSpec
 
 ENGINE_LABELS = ("target", "model_name", "engine")
 TARGET_LABELS = ("target", "model_name")
+_WINDOW = "60 s (in the demo: 15 s)"
 
 
 def _gauge(name: str, labels: tuple[str, ...], text: str) -> MetricSpec:
@@ -30,13 +31,20 @@ def _engine_counter(name: str, text: str, *extra: str) -> MetricSpec:
 PAGE_TABLE = (
     _engine_gauge(
         "page_table_miss_ratio",
-        "Share of KV block-table look-ups that missed, over 60 s. unit=token: prompt tokens not found in the prefix "
-        "cache; unit=probe: block look-ups of new prompts.",
+        f"Share of KV block-table look-ups that missed, over {_WINDOW}. unit=token: prompt tokens not found in the "
+        "prefix cache; unit=probe: block look-ups of new prompts.",
         "unit",
         "source",
     ),
-    _engine_counter("page_table_lookups_total", "KV block-table look-ups since the agent started.", "unit", "source"),
-    _engine_counter("page_table_misses_total", "KV block-table misses since the agent started.", "unit", "source"),
+    _engine_counter(
+        "page_table_lookups_total",
+        "Prompt tokens (unit=token) or blocks (unit=probe) looked up in the KV block table since the agent started.",
+        "unit",
+        "source",
+    ),
+    _engine_counter(
+        "page_table_misses_total", "Look-ups that missed since the agent started, in the same unit.", "unit", "source"
+    ),
 )
 
 GRAPH_COMPILE = (
@@ -61,7 +69,8 @@ PINNED = (
     _gauge(
         "pinned_alloc_success_ratio",
         (*TARGET_LABELS, "source"),
-        "Share of page-locked allocations of the live processes that succeeded; absent when none was attempted.",
+        "Share of page-locked allocations that succeeded, over the life of the processes now running; absent when they "
+        "attempted none.",
     ),
     _counter(
         "pinned_alloc_attempts_total",
@@ -80,8 +89,8 @@ PINNED = (
 JITTER = (
     _engine_gauge(
         "token_jitter_seconds",
-        "Standard deviation of the intervals between tokens over 60 s, pooled over requests (it includes the spread "
-        "between requests). source=histogram: the geometric mean of the two bounds.",
+        f"Standard deviation of the intervals between tokens over {_WINDOW}, pooled over requests (it includes the "
+        "spread between requests). source=histogram: the geometric mean of the two bounds.",
         "source",
     ),
     _engine_gauge("token_jitter_low_seconds", "Lower bound of the standard deviation of token intervals.", "source"),
@@ -105,7 +114,7 @@ JITTER = (
 PREFILL_DECODE = (
     _engine_gauge(
         "prefill_decode_ratio",
-        "Prefill over decode, over 60 s: by=tokens processed, or by=time of finished requests.",
+        f"Prefill over decode, over {_WINDOW}: by=tokens processed, or by=time of finished requests.",
         "by",
         "source",
     ),
@@ -118,7 +127,7 @@ PREFILL_DECODE = (
 EVICTIONS = (
     _engine_gauge(
         "kv_evictions_per_second",
-        "Cached KV blocks taken for new data, per second over 60 s. source=recycles: vLLM's sampled count of all "
+        f"Cached KV blocks taken for new data, per second over {_WINDOW}. source=recycles: vLLM's sampled count of all "
         "re-used blocks.",
         "source",
     ),
@@ -142,7 +151,7 @@ LATENCY = tuple(
     spec
     for name in LATENCIES
     for spec in (
-        _engine_gauge(f"{name}_mean_seconds", f"{_LATENCY_TEXT[name]}: mean over 60 s."),
+        _engine_gauge(f"{name}_mean_seconds", f"{_LATENCY_TEXT[name]}: mean over {_WINDOW}."),
         _engine_gauge(f"{name}_p99_low_seconds", f"{_LATENCY_TEXT[name]}: bucket edge under the 99th percentile."),
         _engine_gauge(f"{name}_p99_high_seconds", f"{_LATENCY_TEXT[name]}: bucket edge over the 99th percentile."),
     )
@@ -164,7 +173,8 @@ BREAKER = (
     _gauge(
         "memory_breaker_open",
         (*TARGET_LABELS, "kind"),
-        "1 while memory has been over 92 % for 5 s (kind=kv: KV blocks with requests waiting).",
+        "1 while memory has been over 92 % for 5 s: kind=kv is the KV cache with requests waiting, kind=device the "
+        "card of a server that does not preallocate it. Reported, nothing is refused.",
     ),
     _counter("memory_breaker_trips_total", (*TARGET_LABELS, "kind"), "Times the memory breaker opened."),
 )
@@ -173,10 +183,15 @@ AGENT = (
     _gauge(
         "signal_available",
         ("signal", "target", "source", "quality", "reason"),
-        "1 when the signal has a value; otherwise 0 with the reason.",
+        "1 when the signal has a value, otherwise 0 with the reason; the labels change with it, so join by signal and "
+        "target.",
     ),
     _gauge("source_up", ("source", "target"), "1 when the source's last read succeeded."),
-    _gauge("source_age_seconds", ("source", "target"), "Time since the source last proved that it is alive."),
+    _gauge(
+        "source_age_seconds",
+        ("source", "target"),
+        "Time since the source last proved to be alive, or since it was first looked at.",
+    ),
     _gauge("scrape_seconds", ("target",), "Duration of the last scrape."),
     _gauge("scrape_bytes", ("target",), "Bytes received by the last scrape."),
     _counter("scrapes_total", ("target",), "Scrapes made, failed ones included."),

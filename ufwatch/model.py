@@ -5,6 +5,7 @@ Floor 0: pure values. Ratios are 0–1, times are seconds, sizes are bytes; noth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -64,6 +65,44 @@ class Reason(StrEnum):
     STATUS = "status"
     CONTENT = "content"
     """An answer that is no exposition: wrong type, wrong encoding, too large, redirected elsewhere."""
+
+
+REASONS: Mapping[Reason, str] = {
+    Reason.WARMING_UP: "the window of the rate is not full yet, or a second sample is still to come",
+    Reason.IDLE: "nothing happened that the signal could be made from",
+    Reason.NO_SOURCE: "nothing that was read reports it",
+    Reason.NOT_SUPPORTED: "this card or driver does not have it",
+    Reason.PERMISSION: "reading it is not allowed",
+    Reason.STALLED: "the engine has work and nothing has moved for 30 s",
+    Reason.STALE: "the engine was not on the last page",
+    Reason.STARTING: "the server has not answered yet since the agent began",
+    Reason.ASLEEP: "the engine is in sleep mode",
+    Reason.TARGET_DOWN: "the target is down",
+    Reason.TOO_FEW_TOKENS: "fewer than 100 token intervals in the window",
+    Reason.ONE_BUCKET: "all intervals lie in one bucket: only the upper bound is known",
+    Reason.EDGES_ONLY: "only the two bucket edges around the quantile are known",
+    Reason.FIRST_BUCKET: "the quantile lies under the lowest edge",
+    Reason.OVERFLOW_BUCKET: "the quantile lies over the highest edge",
+    Reason.RETRIES_COUNTED: "the server counts look-ups again for waiting requests",
+    Reason.BUCKETS_CHANGED: "the bucket edges changed within the window",
+    Reason.COUNTER_RESET: "the server's process is new; counted from its second answer on",
+    Reason.INCONSISTENT: "the page comes from several processes in turn, or went back",
+    Reason.TRUNCATED: "the body was cut",
+    Reason.OUT_OF_RANGE: "the value is impossible",
+    Reason.STATS_DISABLED: "the server runs with --disable-log-stats",
+    Reason.NOT_AN_ENGINE: "the page has no family of an engine",
+    Reason.NOTHING_ATTEMPTED: "nothing was attempted, so there is no rate",
+    Reason.NOT_MAPPED: "no card is assigned to this target",
+    Reason.MIG: "the card is cut into instances that do not report it",
+    Reason.LOST: "the card has fallen off the bus",
+    Reason.DRIVER: "the driver does not answer",
+    Reason.CONNECT: "the connection was refused or closed, or the name is unknown",
+    Reason.TLS: "the TLS handshake failed",
+    Reason.TIMEOUT: "no answer within the deadline",
+    Reason.STATUS: "an answer other than 200",
+    Reason.CONTENT: "an answer that is no metrics page",
+}
+"""What each reason means, for people."""
 
 
 class EngineState(StrEnum):

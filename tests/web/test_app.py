@@ -82,7 +82,8 @@ def test_the_index_shows_every_target_and_escapes_what_it_is_given() -> None:
         assert "serving" in page
         assert "25" in page
         assert "idle" in page
-        assert "ttft_mean" not in page
+        assert "ttft_mean" in page
+        assert "e2e_mean" not in page
         assert "http://" not in page
         assert "https://" not in page
 

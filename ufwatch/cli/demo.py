@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ufwatch import assemble, catalogue
 from ufwatch.agent import Agent
@@ -21,9 +22,10 @@ from ufwatch.cli.run import run_loop, stop_asked
 from ufwatch.clock import SystemClock
 from ufwatch.config import Config, KvEventsConfig, TargetConfig, WebConfig
 from ufwatch.errors import ConfigError, ListenError
+from ufwatch.model import REASONS, Reason
 from ufwatch.precedence import log_settings, settle
 from ufwatch.render.exposition import Page
-from ufwatch.render.table import demo_table
+from ufwatch.render.table import reasons_used, side_by_side
 from ufwatch.sim.exporter import keep_alive
 from ufwatch.sim.scenario import SCENARIOS
 from ufwatch.sim.server import SimServer
@@ -39,7 +41,11 @@ INTERVAL_SECONDS = 1.0
 WINDOW_SECONDS = 15.0
 DEFAULT_SECONDS = 20
 """How long it runs where nobody watches it on a terminal."""
+WIDE = 160
+"""Columns where there is no terminal to ask."""
 _HISTORY_SECONDS = 30.0
+_SECOND_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+_FROM_THE_TOP = "\x1b[H\x1b[J"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +120,7 @@ async def _demo(web: WebConfig, env: Mapping[str, str], seconds: float | None, o
             if not any_port:
                 raise
             served = await serve(app, WebConfig(host=web.host, port=0, config_file=web.config_file))
+            print(f"port {web.port} is in use, so the demo serves {served.url}", file=sys.stderr)
         stack.push_async_callback(served.stop)
         running = asyncio.create_task(agent.run())
         try:
@@ -125,31 +132,40 @@ async def _demo(web: WebConfig, env: Mapping[str, str], seconds: float | None, o
 
 
 async def _show(agent: Agent, url: str, seconds: float | None, stop: asyncio.Event, out: TextIO) -> None:
-    """Draws the table once a second on a terminal; elsewhere once, at the end."""
+    """Draws the table once a second on a terminal's second screen, and leaves the last one behind."""
     terminal = out.isatty()
-    elapsed, drawn = 0.0, 0
-    while not stop.is_set() and (seconds is None or elapsed < seconds):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), 1.0)
-        elapsed += 1.0
+    elapsed, text = 0, ""
+    if terminal:
+        out.write(_SECOND_SCREEN)
+    try:
+        while not stop.is_set() and (seconds is None or elapsed < seconds):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+            elapsed += 1
+            columns, lines = shutil.get_terminal_size((WIDE, 0)) if terminal else (WIDE, 0)
+            text = _text(agent.readings()["targets"], url, elapsed, columns)
+            if terminal:
+                fitting = text.splitlines()[: lines - 2] if lines else text.splitlines()
+                out.write(_FROM_THE_TOP + "\r\n".join([*fitting, "Ctrl-C ends it."]))
+                out.flush()
+    finally:
         if terminal:
-            text = _text(agent, url, elapsed, "Ctrl-C ends it.")
-            out.write(f"\x1b[{drawn}F\x1b[J" if drawn else "")
-            out.write(text)
-            out.flush()
-            drawn = text.count("\n")
-    if not terminal:
-        out.write(_text(agent, url, elapsed, ""))
+            out.write(_FIRST_SCREEN)
+        out.write(text)
         out.flush()
 
 
-def _text(agent: Agent, url: str, elapsed: float, hint: str) -> str:
-    head = (
-        f"ufwatch demo: {len(SHOWN)} simulated vLLM servers and a recorded H200, looked at every second for "
-        f"{elapsed:.0f} s; rates over the last {WINDOW_SECONDS:.0f} s.\n\n"
-    )
-    foot = f"\nMetrics for Prometheus: {url}/metrics   the same as JSON: {url}/api/v1/readings   {hint}".rstrip()
-    return head + demo_table(agent.readings()["targets"]) + foot + "\n"
+def _text(targets: Sequence[Mapping[str, Any]], url: str, elapsed: int, columns: int) -> str:
+    lines = [
+        f"ufwatch demo: {len(targets)} simulated vLLM servers and a recorded H200, after {elapsed} s",
+        f"rates over the last {WINDOW_SECONDS:.0f} s",
+        "",
+        side_by_side(targets, columns),
+        *(f"({reason}): {REASONS[Reason(reason)]}" for reason in reasons_used(targets)),
+        f"Metrics: {url}/metrics",
+        f"JSON:    {url}/api/v1/readings",
+    ]
+    return "\n".join(line if "\n" in line else line[:columns] for line in lines) + "\n"
 
 
 def _free_port() -> int:

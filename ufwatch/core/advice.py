@@ -24,7 +24,10 @@ KV_EVENTS_FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
     '"endpoint":"tcp://127.0.0.1:5557","topic":"kv"}\''
 )
-_TEXTFILE_FIX = "install the exporter in the server's environment, set UFWATCH_EXPORT_DIR there and textfile: here"
+_TEXTFILE_FIX = (
+    "an exporter inside the server writes it into the folder named by textfile: (the format is in "
+    "ufwatch/decode/textfile_format.py; ufwatch's own exporter is not in this version yet)"
+)
 
 
 class Verdict(StrEnum):
@@ -201,7 +204,7 @@ def _jitter(tracks: Sequence[EngineTrack], readings: Sequence[Reading]) -> Itera
     elif "histogram" in sources:
         edges = max((len(b.edges) for t in tracks if (b := t.shape.buckets[_ITL]) is not None), default=0)
         evidence = f"bounded by a histogram of {edges - 1} edges{unit}"
-        fix = "the stat-logger exporter (vLLM 0.13 and newer) makes it exact"
+        fix = "a stat-logger exporter inside the server (vLLM 0.13 and newer; not in this version yet) is exact"
         if edges <= DEFAULT_ITL_EDGES:
             fix += "; --custom-histogram-buckets (0.32) with finer inter_token_latency edges narrows the bounds"
         yield Finding("token_jitter", Verdict.BETTER, evidence, fix)

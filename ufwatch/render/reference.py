@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ufwatch import catalogue
+from ufwatch.model import REASONS
 
 
 def signals_table() -> str:
@@ -15,3 +16,9 @@ def signals_table() -> str:
         sources = ", ".join(f"{provider.source} ({provider.quality.value})" for provider in signal.providers)
         lines.append(f"| `{name}` | {signal.meaning} | `ufwatch_{signal.gauge}` | {sources} |")
     return "\n".join(lines)
+
+
+def reasons_table() -> str:
+    """Why a value may be absent, as Markdown."""
+    rows = (f"| `{reason.value}` | {text} |" for reason, text in REASONS.items())
+    return "\n".join(("| reason | what it says |", "|---|---|", *rows))

@@ -12,6 +12,11 @@ _UNITS = {
     "kv_usage": "percent",
     "graph_compile": "seconds",
     "token_jitter": "seconds",
+    "kv_evictions": "/s",
+    "preemptions_rate": "/s",
+    "prompt_tokens_rate": "tokens/s",
+    "generation_tokens_rate": "tokens/s",
+    "prompt_tokens_unmatched": "tokens",
 }
 
 
@@ -19,16 +24,25 @@ def targets_table(targets: Sequence[Mapping[str, Any]]) -> str:
     """Text of the targets of ``once``'s JSON, ended by a newline."""
     blocks = []
     for target in targets:
-        state = target["state"] or "unknown"
-        why = f" ({target['reason']})" if target["reason"] else ""
-        rows = [_row(entry) for entry in target["signals"]]
+        # Of a target that could not be read, only what came from elsewhere is worth a line.
+        entries = [entry for entry in target["signals"] if target["up"] or entry["value"] is not None]
+        rows = [_row(entry) for entry in entries]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        lines = [f"{target['target']}  {'up' if target['up'] else 'down'}, {state}{why}"]
+        lines = [f"{target['target']}  {state_text(target)}"]
+        if not target["up"]:
+            lines.append(f"  ufwatch doctor --target {target['target']} says more")
         for row in rows:
             padded = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
             lines.append(f"  {padded}  {row[3]}".rstrip())
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
+
+
+def state_text(target: Mapping[str, Any]) -> str:
+    """Whether the target answers, what it is doing, and why not: each word once."""
+    words = ["up" if target["up"] else "down", target["state"] or "state unknown"]
+    why = f" ({target['reason']})" if target["reason"] not in (None, *words) else ""
+    return ", ".join(dict.fromkeys(words)) + why
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -38,7 +52,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def value_text(entry: Mapping[str, Any]) -> str:
     """The value with its unit, and its bounds in brackets; a dash when it is not known."""
-    unit = _UNITS.get(entry["signal"]) or ("seconds" if entry["signal"].endswith(("_mean", "_p99")) else "")
+    unit = _unit(entry["signal"])
     low, high = entry["low"], entry["high"]
     bounds = ""
     if low is not None and high is not None:
@@ -56,7 +70,7 @@ def number_text(value: float, unit: str) -> str:
         return f"{100 * value:.1f} %"
     if unit == "seconds":
         return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.4g} s"
-    return f"{value:.4g}"
+    return f"{value:.4g} {unit}".rstrip()
 
 
 def _origin(entry: Mapping[str, Any]) -> str:
@@ -67,40 +81,55 @@ def _origin(entry: Mapping[str, Any]) -> str:
 
 _DEMO_ROWS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("SM utilization", "sm_utilization", {}),
-    ("page-table miss rate", "page_table_miss", {"unit": "token"}),
-    ("graph compile, capture", "graph_compile", {"phase": "capture"}),
-    ("graph compile, torch.compile", "graph_compile", {"phase": "compile"}),
+    ("page-table misses", "page_table_miss", {"unit": "token"}),
+    ("graph capture", "graph_compile", {"phase": "capture"}),
+    ("torch.compile", "graph_compile", {"phase": "compile"}),
     ("pinned-alloc success", "pinned_alloc_success", {}),
     ("token jitter", "token_jitter", {}),
-    ("prefill/decode by tokens", "prefill_decode", {"by": "tokens"}),
-    ("KV evictions per second", "kv_evictions", {}),
-    ("time to first token, mean", "ttft_mean", {}),
-    ("tokens per second", "generation_tokens_rate", {}),
+    ("prefill/decode tokens", "prefill_decode", {"by": "tokens"}),
+    ("prefill/decode time", "prefill_decode", {"by": "time"}),
+    ("KV evictions", "kv_evictions", {}),
+    ("time to first token", "ttft_mean", {}),
+    ("tokens generated", "generation_tokens_rate", {}),
     ("requests running", "running", {}),
 )
 
 
-def demo_table(targets: Sequence[Mapping[str, Any]]) -> str:
-    """The seven signals of several targets side by side: value, or in brackets why there is none."""
-    head = ("", *(target["target"] for target in targets))
-    rows = [head, ("state", *(target["state"] or "unknown" for target in targets))]
+def side_by_side(targets: Sequence[Mapping[str, Any]], width: int) -> str:
+    """The signals of several targets in columns: value, or in brackets the reason why there is none.
+
+    At most ``width`` characters a line: bounds are left out where they do not fit, then lines are cut.
+    """
+    for bounds in (True, False):
+        lines = _columns(targets, bounds=bounds)
+        if max(map(len, lines)) <= width:
+            break
+    return "\n".join(line[:width].rstrip() for line in lines) + "\n"
+
+
+def _columns(targets: Sequence[Mapping[str, Any]], *, bounds: bool) -> list[str]:
+    rows = [("", *(target["target"] for target in targets))]
+    rows.append(("state", *(target["state"] or "unknown" for target in targets)))
     for title, signal, labels in _DEMO_ROWS:
-        rows.append((title, *(_cell(target, signal, labels) for target in targets)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines) + "\n"
+        rows.append((title, *(_cell(target, signal, labels, bounds=bounds) for target in targets)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _cell(target: Mapping[str, Any], signal: str, labels: Mapping[str, str]) -> str:
-    found = [
-        entry
-        for entry in target["signals"]
-        if entry["signal"] == signal and all(entry["labels"].get(key) == value for key, value in labels.items())
-    ]
+def reasons_used(targets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reasons that the columns show, in order of first appearance."""
+    cells = (_cell(target, signal, labels, bounds=False) for _, signal, labels in _DEMO_ROWS for target in targets)
+    return list(dict.fromkeys(cell[1:-1] for cell in cells if cell.startswith("(")))
+
+
+def _cell(target: Mapping[str, Any], signal: str, labels: Mapping[str, str], *, bounds: bool) -> str:
+    entries = [entry for entry in target["signals"] if entry["signal"] == signal]
+    found = [entry for entry in entries if labels.items() <= entry["labels"].items()]
     for entry in found:
         if entry["value"] is not None:
-            return value_text(entry)
-    reason = next((entry["reason"] for entry in found if entry["reason"]), None)
-    if reason is None:
-        reason = next((e["reason"] for e in target["signals"] if e["signal"] == signal and e["reason"]), "no_source")
-    return f"({reason})"
+            return value_text(entry) if bounds else number_text(entry["value"], _unit(signal))
+    return f"({next((entry['reason'] for entry in (*found, *entries) if entry['reason']), 'no_source')})"
+
+
+def _unit(signal: str) -> str:
+    return _UNITS.get(signal) or ("seconds" if signal.endswith(("_mean", "_p99")) else "")
