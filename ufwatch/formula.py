@@ -77,26 +77,35 @@ Formula = Last | Rate | Ratio | Minus | StdDev | GeometricMean
 
 
 def evaluate(formula: Formula, window: Window) -> float | None:
-    """The formula's value over the window, in the base unit of its metrics; None when anything it needs is absent."""
+    """The formula's value over the window, in the base unit of its metrics.
+
+    None when anything it needs is absent, or when numbers of a broken page run over.
+    """
+    value = _evaluate(formula, window)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _evaluate(formula: Formula, window: Window) -> float | None:
     if isinstance(formula, Rate):
         grown = window.increase(formula.metric)
         return None if grown is None or window.seconds <= 0 else grown / window.seconds
     if isinstance(formula, Ratio):
-        under = evaluate(formula.under, window)
-        over = evaluate(formula.over, window) if under is not None and under > 0 else None
+        under = _evaluate(formula.under, window)
+        over = _evaluate(formula.over, window) if under is not None and under > 0 else None
         return None if over is None or under is None else over / under
     if isinstance(formula, Last):
         return window.last(formula.metric)
     if isinstance(formula, Minus):
-        left, right = evaluate(formula.left, window), evaluate(formula.right, window)
+        left, right = _evaluate(formula.left, window), _evaluate(formula.right, window)
         return None if left is None or right is None else left - right
     if isinstance(formula, StdDev):
         n, total = window.increase(formula.count), window.increase(formula.total)
         squared = window.increase(formula.squared)
         if n is None or total is None or squared is None or n <= 0:
             return None
-        return math.sqrt(max(0.0, squared / n - (total / n) ** 2))
-    low, high = evaluate(formula.low, window), evaluate(formula.high, window)
+        mean = total / n
+        return math.sqrt(max(0.0, squared / n - mean * mean))
+    low, high = _evaluate(formula.low, window), _evaluate(formula.high, window)
     return None if low is None or high is None else math.sqrt(max(0.0, low * high))
 
 

@@ -70,7 +70,7 @@ def test_a_crash_loop_counts_nothing_until_one_process_stays() -> None:
 
 def test_a_small_step_back_is_no_restart_and_counts_nothing() -> None:
     answers = _judge_all([(NOBODY, [1000000]), (NOBODY, [999999]), (NOBODY, [1000500])])
-    assert answers[1:] == [(Verdict.STEP_BACK, None), (Verdict.CONTINUES, [501])]
+    assert answers[1:] == [(Verdict.STEP_BACK, [0]), (Verdict.CONTINUES, [500])]
 
 
 def test_inconsistency_ends_after_five_clean_scrapes() -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import sub
 
 CLEAN_SCRAPES = 5
+CLOCK_SLACK_SECONDS = 60.0
 _REMEMBERED = 8
+_STEP_BACK_MEMORY = 12
 
 
 class Verdict(StrEnum):
@@ -27,7 +30,7 @@ class Verdict(StrEnum):
     HELD = "held"
     """Back after a gap: the growth over it is counted at the next scrape."""
     STEP_BACK = "step_back"
-    """A counter fell by less than half: no restart, and nothing to be counted for this interval."""
+    """A counter fell, and it is the same process or fell by less than half: no restart. What grew is counted."""
     INCONSISTENT = "inconsistent"
 
 
@@ -44,6 +47,11 @@ class Identity:
         known = [a == b for a, b in pairs if a is not None and b is not None]
         return all(known) if known else None
 
+    @property
+    def began(self) -> float | None:
+        """When the process began, in Unix time of its host."""
+        return self.process_start if self.process_start is not None else self.created
+
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
@@ -56,16 +64,27 @@ class Continuity:
     past: tuple[Identity, ...] = ()
     inconsistent: bool = False
     clean: int = 0
+    since_step_back: int = _STEP_BACK_MEMORY
+    """Scrapes since a counter last stepped back, up to the number after which that is forgotten."""
+
+
+Judgement = tuple[Continuity, Verdict, "list[float] | None"]
+"""The new memory, the verdict, and how much each counter grew (None when nothing may be counted)."""
 
 
 def judge(
-    memory: Continuity | None, identity: Identity, counters: array[float], *, hold: bool = False
-) -> tuple[Continuity, Verdict, list[float] | None]:
-    """The new memory, the verdict, and how much each counter grew (None when nothing may be counted).
+    memory: Continuity | None,
+    identity: Identity,
+    counters: array[float],
+    *,
+    hold: bool = False,
+    seen_wall: float | None = None,
+) -> Judgement:
+    """Whether this page continues the ones before.
 
-    ``counters`` must be laid out like ``memory.base`` (see :func:`ufwatch.core.track.realign`). ``hold`` puts the
+    ``counters`` must be laid out like ``memory.base`` (see :func:`ufwatch.core.align.realign`). ``hold`` puts the
     growth off to the next scrape: a series that comes back after a gap must first show the value it had, or
-    Prometheus would not see the growth.
+    Prometheus would not see the growth. ``seen_wall`` is when the process before last answered, in Unix time.
     """
     if memory is None:
         return Continuity(identity, counters), Verdict.FIRST, None
@@ -73,36 +92,41 @@ def judge(
         return _while_inconsistent(memory, identity, counters)
     same = identity.same_as(memory.suspect_identity or memory.identity)
     if memory.suspect is not None:
-        return _after_restart(memory, memory.suspect, same, identity, counters)
-    delta = [now - before for now, before in zip(counters, memory.base, strict=True)]
+        return _after_restart(memory, memory.suspect, same, identity, counters, hold, seen_wall)
     if same is False:
         if any(identity.same_as(old) for old in memory.past):
             return _inconsistent(memory, identity, counters)
         return _suspect(memory, identity, counters)
+    delta = list(map(sub, counters, memory.base))
     if min(delta) >= 0.0:
         if hold:
             return replace(memory, identity=identity), Verdict.HELD, None
-        return replace(memory, identity=identity, base=counters), Verdict.CONTINUES, delta
-    fallen = [(now, before) for now, before in zip(counters, memory.base, strict=True) if now < before]
-    if all(now > before / 2 for now, before in fallen):
-        return replace(memory, identity=identity, base=counters), Verdict.STEP_BACK, None
-    return _suspect(memory, identity, counters)
+        calm = min(memory.since_step_back + 1, _STEP_BACK_MEMORY)
+        return replace(memory, identity=identity, base=counters, since_step_back=calm), Verdict.CONTINUES, delta
+    slight = all(now > before / 2 for now, before in zip(counters, memory.base, strict=True) if now < before)
+    if same is None and (not slight or memory.since_step_back < _STEP_BACK_MEMORY):
+        # Without an identity a deep fall may be a restart; slight ones again and again are workers with like counts.
+        return _inconsistent(memory, identity, counters) if slight else _suspect(memory, identity, counters)
+    # One process, so no restart: what fell counts again from where it was, and only what it then has more.
+    base = array("d", map(max, counters, memory.base))
+    stepped = replace(memory, identity=identity, base=base, since_step_back=0)
+    return stepped, Verdict.STEP_BACK, [max(0.0, grown) for grown in delta]
 
 
-def _suspect(
-    memory: Continuity, identity: Identity, counters: array[float]
-) -> tuple[Continuity, Verdict, list[float] | None]:
+def _suspect(memory: Continuity, identity: Identity, counters: array[float]) -> Judgement:
     past = (*memory.past, memory.suspect_identity or memory.identity)[-_REMEMBERED:]
-    return (
-        replace(memory, suspect=counters, suspect_identity=identity, past=past),
-        Verdict.RESTART_SEEN,
-        None,
-    )
+    return replace(memory, suspect=counters, suspect_identity=identity, past=past), Verdict.RESTART_SEEN, None
 
 
 def _after_restart(
-    memory: Continuity, suspect: array[float], same: bool | None, identity: Identity, counters: array[float]
-) -> tuple[Continuity, Verdict, list[float] | None]:
+    memory: Continuity,
+    suspect: array[float],
+    same: bool | None,
+    identity: Identity,
+    counters: array[float],
+    hold: bool,
+    seen_wall: float | None,
+) -> Judgement:
     if same is False:
         if any(identity.same_as(old) for old in memory.past):
             return _inconsistent(memory, identity, counters)
@@ -113,19 +137,33 @@ def _after_restart(
     if not grew or old_again:
         return _inconsistent(memory, identity, counters)
     confirmed = Continuity(identity, counters, past=memory.past)
+    if not _began_after(identity, memory.identity, seen_wall):
+        # Another server has taken over the address: what it did before is not ours to count.
+        return confirmed, Verdict.FIRST, None
+    if hold:
+        return replace(memory, suspect=counters, suspect_identity=identity), Verdict.RESTART_SEEN, None
     return confirmed, Verdict.RESTARTED, list(counters)
 
 
-def _inconsistent(
-    memory: Continuity, identity: Identity, counters: array[float]
-) -> tuple[Continuity, Verdict, list[float] | None]:
+def _began_after(new: Identity, old: Identity, seen_wall: float | None) -> bool:
+    """Whether the new process can have counted only after the old one was last seen.
+
+    Its start is by the server's clock and ``seen_wall`` by ours, so a minute's difference is let pass.
+    """
+    began, before = new.began, old.began
+    if began is None:
+        return True
+    if before is not None and began <= before:
+        return False
+    return seen_wall is None or began >= seen_wall - CLOCK_SLACK_SECONDS
+
+
+def _inconsistent(memory: Continuity, identity: Identity, counters: array[float]) -> Judgement:
     past = (*memory.past, memory.suspect_identity or memory.identity)[-_REMEMBERED:]
     return Continuity(identity, counters, past=past, inconsistent=True), Verdict.INCONSISTENT, None
 
 
-def _while_inconsistent(
-    memory: Continuity, identity: Identity, counters: array[float]
-) -> tuple[Continuity, Verdict, list[float] | None]:
+def _while_inconsistent(memory: Continuity, identity: Identity, counters: array[float]) -> Judgement:
     steady = identity.same_as(memory.identity) is not False and all(
         now >= before for now, before in zip(counters, memory.base, strict=True)
     )

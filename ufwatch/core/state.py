@@ -56,16 +56,18 @@ class Breaker:
     trips: int = 0
     over_since: float | None = None
     decided: bool = False
+    known: bool = False
+    """Whether it was ever decided: until then there is nothing to show, not a breaker that is closed."""
 
     def step(self, over: bool | None, at_seconds: float) -> Breaker:
         """The breaker after one more look; ``over`` None is not decided, which never opens and never keeps it open."""
         if over is None:
-            return Breaker(trips=self.trips)
+            return Breaker(trips=self.trips, known=self.known)
         if not over:
-            return Breaker(trips=self.trips, decided=True)
+            return Breaker(trips=self.trips, decided=True, known=True)
         since = self.over_since if self.over_since is not None else at_seconds
         opened = at_seconds - since >= BREAKER_HOLD_SECONDS
-        return Breaker(opened, self.trips + (opened and not self.open), since, decided=True)
+        return Breaker(opened, self.trips + (opened and not self.open), since, decided=True, known=True)
 
 
 def kv_over(track: EngineTrack) -> bool | None:

@@ -7,12 +7,13 @@ cumulative buckets of each histogram. Everything later (rates, ratios, bounds, q
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isnan, nan
 from operator import add, sub
 
 from ufwatch import metrics
+from ufwatch.core.align import Kept, interchangeable, realign, relaid
 from ufwatch.core.continuity import Continuity, Identity, Verdict, judge
 from ufwatch.core.spread import second_moment_bounds
 from ufwatch.core.window import History, Span
@@ -70,9 +71,20 @@ class EngineTrack:
     """One interval observation is an engine step that may yield several tokens."""
     retries_seen: bool = False
     """The last interval's prefix look-ups may hold retries and were not counted."""
+    kept: Kept = field(default_factory=dict)
+    seen_wall: float | None = None
+    """When this process last answered, in Unix time."""
+    disturbed_at: float | None = None
+    """When growth was last lost or doubtful: a restart, a step back, changed edges."""
 
     def gauge(self, raw_id: str) -> float | None:
         return self.gauges[metrics.GAUGE_INDEX[raw_id]]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something was lost or doubtful within the window: then no rate over it is exact."""
+        entries = self.history.entries
+        return self.disturbed_at is not None and bool(entries) and entries[0][0] < self.disturbed_at
 
     def span(self) -> Span | None:
         ends = self.history.ends()
@@ -93,7 +105,11 @@ class EngineTrack:
 
 
 def start(
-    page: EnginePage, process_start: float | None, at_seconds: float, history: History[array[float]]
+    page: EnginePage,
+    process_start: float | None,
+    at_seconds: float,
+    history: History[array[float]],
+    seen_wall: float | None = None,
 ) -> EngineTrack:
     """The first sight of an engine: a baseline, every total 0."""
     totals = array("d", bytes(8 * (page.shape.size + _SHIFT)))
@@ -107,27 +123,34 @@ def start(
         verdict=verdict,
         totals=totals,
         history=history.push(at_seconds, totals),
-        start_time=_started(identity),
+        start_time=identity.began,
         frozen_since=at_seconds if busy else None,
         busy=busy,
         step_unit=page.shape.has("draft_tokens"),
+        seen_wall=seen_wall,
     )
 
 
 def step(
-    track: EngineTrack, page: EnginePage, process_start: float | None, at_seconds: float, *, hold: bool = False
+    track: EngineTrack,
+    page: EnginePage,
+    process_start: float | None,
+    at_seconds: float,
+    *,
+    hold: bool = False,
+    seen_wall: float | None = None,
 ) -> EngineTrack:
-    """The track after one more page. ``hold`` as in :func:`~ufwatch.core.continuity.judge`."""
-    counters, totals, memory, history = page.counters, track.totals, track.memory, track.history
+    """The track after one more page, read at ``seen_wall``. ``hold`` as in :func:`~ufwatch.core.continuity.judge`."""
+    totals, memory, history, kept = track.totals, track.memory, track.history, track.kept
     changed = False
-    if page.shape is not track.shape and not _interchangeable(page.shape, track.shape):
-        counters, memory, changed = realign(track, page)
-        totals = _relaid(track.shape, page.shape, totals, 0.0)
-        entries = tuple((when, _relaid(track.shape, page.shape, old, nan)) for when, old in history.entries)
+    if not interchangeable(page.shape, track.shape):
+        memory, kept, changed = realign(track.shape, memory, kept, page)
+        totals = relaid(track.shape, page.shape, totals, _SHIFT, 0.0)
+        entries = tuple((when, relaid(track.shape, page.shape, old, _SHIFT, nan)) for when, old in history.entries)
         history = replace(history, entries=entries)
     identity = Identity(process_start, page.gauge("created"))
     moved = track.memory.suspect is not None or _moved(track, page)
-    memory, verdict, grown = judge(memory, identity, counters, hold=hold)
+    memory, verdict, grown = judge(memory, identity, page.counters, hold=hold, seen_wall=track.seen_wall)
     # Counters that differ because another process answers are no proof of work.
     worked = moved and track.memory.suspect is None and verdict is not Verdict.RESTART_SEEN
     retries = False
@@ -136,8 +159,15 @@ def step(
         retries = _retries_possible(track, page, grown)
         totals = array("d", map(add, totals, _growth(page.shape, grown, retries=retries)))
         step_unit = step_unit or _several_tokens_a_step(totals)
-    if verdict in (Verdict.CONTINUES, Verdict.RESTARTED, Verdict.FIRST):
+    disturbed = track.disturbed_at
+    if changed or verdict in (Verdict.RESTARTED, Verdict.STEP_BACK):
+        disturbed = at_seconds
+    if verdict is Verdict.FIRST:
+        history = history.cleared()  # no rate across the time in which nothing could be counted
+    if grown is not None or verdict is Verdict.FIRST:
         history = history.push(at_seconds, totals)
+    if verdict in (Verdict.RESTARTED, Verdict.FIRST):
+        kept = {}
     work = _work(page)
     frozen = None if moved or not work else track.frozen_since if track.frozen_since is not None else at_seconds
     return EngineTrack(
@@ -147,73 +177,21 @@ def step(
         verdict=verdict,
         totals=totals,
         history=history,
-        start_time=_started(identity) or track.start_time,
+        start_time=identity.began or track.start_time,
         frozen_since=frozen,
         busy=work > 0 or worked,
         buckets_changed=changed,
         step_unit=step_unit,
         retries_seen=retries,
+        kept=kept,
+        seen_wall=seen_wall if verdict is not Verdict.RESTART_SEEN else track.seen_wall,
+        disturbed_at=disturbed,
     )
 
 
 def after_gap(track: EngineTrack) -> EngineTrack:
     """The track of a target that was gone so long that its series vanished: no rate is drawn across the gap."""
     return replace(track, history=track.history.cleared(), frozen_since=None)
-
-
-def _interchangeable(one: EngineShape, other: EngineShape) -> bool:
-    return one.present == other.present and one.buckets == other.buckets
-
-
-def realign(track: EngineTrack, page: EnginePage) -> tuple[array[float], Continuity, bool]:
-    """The page's vector and the memory in the new page's layout, and whether a histogram lost its delta.
-
-    A counter that appeared was 0 before (V0 makes its children on first use); one that is gone keeps its old value; a
-    histogram whose edges differ starts again and its growth over this interval is dropped, never interpolated.
-    """
-    old, new = track.shape, page.shape
-    counters = array("d", page.counters)
-    base = array("d", page.counters)
-    base[:BUCKETS] = track.memory.base[:BUCKETS]
-    for raw in metrics.COUNTERS:
-        if raw.id not in new.present:
-            counters[_RAW[raw.id]] = base[_RAW[raw.id]]
-    changed = False
-    for index, (was, now) in enumerate(zip(old.buckets, new.buckets, strict=True)):
-        sum_and_count = slice(SUMS + 2 * index, SUMS + 2 * index + 2)
-        if now is None:
-            counters[sum_and_count] = base[sum_and_count]
-        elif was is None:
-            base[now.start : now.stop] = array("d", bytes(8 * (now.stop - now.start)))
-        elif was.edges == now.edges:
-            base[now.start : now.stop] = track.memory.base[was.start : was.stop]
-        else:
-            # What sum and count grew by belongs to buckets that can no longer be told apart: all of it is dropped.
-            base[sum_and_count] = counters[sum_and_count]
-            changed = True
-    return counters, replace(track.memory, base=base, suspect=_resized(track.memory.suspect, base)), changed
-
-
-def _relaid(old: EngineShape, new: EngineShape, totals: array[float], unknown: float) -> array[float]:
-    """A totals vector in another layout; buckets that cannot be carried over read ``unknown``, new ones 0."""
-    laid = array("d", totals[:HEAD])
-    for was, now in zip(old.buckets, new.buckets, strict=True):
-        if now is None:
-            continue
-        if was is None:
-            laid.extend([0.0] * (now.stop - now.start))
-        elif was.edges == now.edges:
-            laid.extend(totals[was.start + _SHIFT : was.stop + _SHIFT])
-        else:
-            laid.extend([unknown] * (now.stop - now.start))
-    return laid
-
-
-def _resized(suspect: array[float] | None, base: array[float]) -> array[float] | None:
-    """A suspect vector in the new layout; its buckets are not compared (0 is under any count)."""
-    if suspect is None:
-        return None
-    return array("d", [*suspect[:BUCKETS], *([0.0] * (len(base) - BUCKETS))])
 
 
 def _growth(shape: EngineShape, grown: list[float], *, retries: bool) -> list[float]:
@@ -291,5 +269,3 @@ def _moved(track: EngineTrack, page: EnginePage) -> bool:
     )
 
 
-def _started(identity: Identity) -> float | None:
-    return identity.process_start if identity.process_start is not None else identity.created

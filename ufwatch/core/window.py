@@ -44,6 +44,8 @@ class History(Generic[V]):
         if len(self.entries) < 2:
             return None
         first, final = self.entries[0], self.entries[-1]
+        if final[0] <= first[0]:
+            return None
         if self.window_seconds is not None and first[0] > final[0] - self.window_seconds + self.slack_seconds:
             return None
         return first, final
