@@ -27,7 +27,10 @@ def capture(name: str) -> bytes:
 class Feed:
     """One target fed page by page."""
 
-    def __init__(self, *, interval: float = 5.0, whole_run: bool = True, began: float = 0.0) -> None:
+    def __init__(
+        self, *, interval: float = 5.0, whole_run: bool = True, began: float = 0.0, wall: float | None = None
+    ) -> None:
+        self.wall = wall
         config = TargetConfig(name="t", url="http://t")
         self.state: TargetState = begin(
             config, began, interval_seconds=interval, window_seconds=None if whole_run else 60.0
@@ -38,7 +41,8 @@ class Feed:
         return decode(*self._reader.read(body))
 
     def page(self, at: float, body: bytes, extra: Mapping[str, EngineTotals] | None = None) -> TargetReport:
-        seen = Seen(at_seconds=at, health=UP, page=self.decode(body), extra=extra or {})
+        wall = None if self.wall is None else self.wall + at
+        seen = Seen(at_seconds=at, health=UP, wall_seconds=wall, page=self.decode(body), extra=extra or {})
         self.state, report = step(self.state, seen)
         return report
 

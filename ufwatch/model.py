@@ -63,6 +63,7 @@ class Reason(StrEnum):
     TLS = "tls"
     TIMEOUT = "timeout"
     STATUS = "status"
+    RESOURCES = "resources"
     CONTENT = "content"
     """An answer that is no exposition: wrong type, wrong encoding, too large, redirected elsewhere."""
 
@@ -100,6 +101,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.TLS: "the TLS handshake failed",
     Reason.TIMEOUT: "no answer within the deadline",
     Reason.STATUS: "an answer other than 200",
+    Reason.RESOURCES: "the agent itself ran out of file descriptors or buffers",
     Reason.CONTENT: "an answer that is no metrics page",
 }
 """What each reason means, for people."""

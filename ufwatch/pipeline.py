@@ -13,7 +13,7 @@ from ufwatch.config import TargetConfig
 from ufwatch.core import target as core
 from ufwatch.core.export import availability, target_samples
 from ufwatch.core.extras import plugin_totals, process_readings, process_samples
-from ufwatch.core.signals import LOST_BATCHES
+from ufwatch.core.signals import LOST_BATCHES, MISSING_BATCHES
 from ufwatch.core.sources import Life, ScrapeCounts, life_samples, scrape_samples
 from ufwatch.core.target import EngineTotals, Seen, TargetReport
 from ufwatch.decode.layout import Layouts, PageReader
@@ -48,6 +48,9 @@ class KvCounts(Protocol):
 
     @property
     def lost_batches(self) -> int: ...
+
+    @property
+    def missing_batches(self) -> int: ...
 
 
 class KvEvents(Protocol):
@@ -92,7 +95,14 @@ class Target:
         self._counts = self._counts.add(health, seconds=scrape.seconds, wire_bytes=scrape.wire_bytes, faults=faults)
         self._note("vllm", health, scrape.at_seconds)
         extra = await self._extra()
-        seen = Seen(at_seconds=scrape.at_seconds, health=health, page=page, extra=extra, device_over=device_over)
+        seen = Seen(
+            at_seconds=scrape.at_seconds,
+            health=health,
+            wall_seconds=self._clock.wall(),
+            page=page,
+            extra=extra,
+            device_over=device_over,
+        )
         before = self.report
         self._state, self.report = core.step(self._state, seen)
         _log_changes(before, self.report)
@@ -125,8 +135,13 @@ class Target:
     def _decode(self, scrape: Scrape) -> tuple[VllmPage | None, Health, int]:
         if scrape.body is None:
             return None, scrape.health, 0
-        layout, values = self._reader.read(scrape.body)
-        return decode(layout, values), scrape.health, layout.faults
+        try:
+            layout, values = self._reader.read(scrape.body)
+            return decode(layout, values), scrape.health, layout.faults
+        except (ValueError, ArithmeticError) as error:
+            # No page may take the target's own series, such as its state, off ours.
+            detail = f"the page cannot be taken apart: {error}"
+            return None, Health(up=False, reason=Reason.CONTENT, detail=detail), 1
 
     async def _extra(self) -> dict[str, EngineTotals]:
         extra: dict[str, EngineTotals] = {}
@@ -141,16 +156,16 @@ class Target:
             self._text_snapshot = snapshot
             self._texts_missed = 0 if snapshot.health.up else self._texts_missed + 1
             self.process_readings = process_readings(snapshot)
-            totals = plugin_totals(snapshot.totals)
+            totals = plugin_totals(snapshot.totals, snapshot.absolute)
             if snapshot.health.up and totals:
                 extra["plugin"] = totals
         if self._kv_events is not None:
             counts = self._kv_events.snapshot()
             self._note("kv_events", counts.health, self._clock.monotonic())
             if counts.health.up:
-                lost = float(counts.lost_batches)
+                losses = {LOST_BATCHES: float(counts.lost_batches), MISSING_BATCHES: float(counts.missing_batches)}
                 extra["kv_events"] = {
-                    str(rank): {"kv_evictions_total": removed, LOST_BATCHES: lost}
+                    str(rank): {"kv_evictions_total": removed, **losses}
                     for rank, removed in counts.evictions_by_rank.items()
                 }
         return extra
@@ -176,11 +191,11 @@ def _log_changes(before: TargetReport | None, now: TargetReport) -> None:
     if before is None:
         return
     _log_source_changes(before, now)
-    for kind, was_open, is_open in (
-        ("kv", before.kv_breaker.open, now.kv_breaker.open),
-        ("device", before.device_breaker.open, now.device_breaker.open),
+    for kind, was_open, is_open, decided in (
+        ("kv", before.kv_breaker.open, now.kv_breaker.open, now.kv_breaker.decided),
+        ("device", before.device_breaker.open, now.device_breaker.open, now.device_breaker.decided),
     ):
-        if was_open != is_open:
+        if was_open != is_open and decided:
             text = "memory breaker opened" if is_open else "memory breaker closed"
             _LOG.warning(text, extra={"fields": {"target": now.name, "kind": kind}})
 

@@ -47,7 +47,7 @@ def _targets(page: str) -> set[str]:
 @pytest.mark.parametrize("columns", [40, 80, 100, 120, 200])
 def test_the_table_fits_the_terminal(columns: int) -> None:
     def entry(signal: str, value: float | None, **more: object) -> dict[str, object]:
-        known = {"signal": signal, "labels": {}, "value": value, "low": None, "high": None}
+        known: dict[str, object] = {"signal": signal, "labels": {}, "value": value, "low": None, "high": None}
         return {**known, "source": "x", "quality": "bounded", "reason": None if value else "no_source", **more}
 
     signals = [entry("token_jitter", 0.0522, low=0.0435, high=0.0626), entry("kv_evictions", None)]

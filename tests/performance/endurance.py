@@ -6,7 +6,7 @@ a directory of text files, with a clock whose wall time is set forward by an hou
 compared with what the simulators know to be true. The last line is JSON:
 
 - ``slope_mb_per_min``: least-squares slope of resident memory after the first two minutes (< 0.1);
-- ``crashes``: processes that ended, plus errors in the agent's log (0);
+- ``crashes``: processes that ended, pages that did not come, and errors in the agent's log (0);
 - ``invented``: values that cannot be (0): negative or not finite; a counter that fell or is above the truth since the
   agent's start; a rate of a server left alone outside of what is true of its window, give or take one scrape's time;
 - ``checked``: values that were compared with a truth; ``scrapes`` and ``failures``: what the agent counted.
@@ -228,6 +228,8 @@ class Judge:
 
     alone: Mapping[str, bool]
     invented: int = 0
+    unanswered: int = 0
+    """The agent's page could not be read, which ends the run."""
     checked: int = 0
     highest: dict[str, float] = field(default_factory=dict)
     """Each counter's value when it was last on the page."""
@@ -313,18 +315,18 @@ def main(minutes: float, seed: int) -> None:
         bad = [line for line in lines if "level=error" in line or "Traceback" in line]
         print(*bad[:5], sep="\n")
     steady = [(at, mb) for at, mb in memory if at >= 2.0 or minutes < 4.0]
-    slope = statistics.linear_regression(*zip(*steady, strict=True)).slope
+    slope = statistics.linear_regression(*zip(*steady, strict=True)).slope if len(steady) > 1 else 0.0
     print(
         json.dumps(
             {
                 "slope_mb_per_min": round(slope, 3),
-                "crashes": crashes + len(bad),
+                "crashes": crashes + len(bad) + judge.unanswered,
                 "invented": judge.invented,
                 "checked": judge.checked,
-                "scrapes": int(judge.totals["scrapes_total"]),
-                "failures": int(judge.totals["scrape_failures_total"]),
+                "scrapes": int(judge.totals.get("scrapes_total", 0)),
+                "failures": int(judge.totals.get("scrape_failures_total", 0)),
                 "minutes": minutes,
-                "rss_mb": [round(memory[0][1], 1), round(memory[-1][1], 1)],
+                "rss_mb": [round(mb, 1) for _, mb in memory[:: max(1, len(memory) - 1)]],
             }
         )
     )
@@ -340,7 +342,12 @@ def looks(
         due += LOOK_SECONDS
         time.sleep(max(0.0, due - time.monotonic()))
         url = url or _address(log)
-        page = _read(f"{url}/metrics")
+        try:
+            page = _read(f"{url}/metrics")
+        except OSError as error:
+            print(f"NO ANSWER {error}", flush=True)
+            judge.unanswered += 1
+            return
         said = ask(agent, "rates")
         positions = [
             (int(rate["target"].removeprefix("sim-")), int(rate["engine"]), *rate["ends"]) for rate in said["rates"]

@@ -61,6 +61,7 @@ class Facts:
     command: Sequence[str] | None
     unknown_gpus: Sequence[str] = ()
     gpu_detail: str = ""
+    gpu_enabled: bool = True
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
@@ -90,6 +91,7 @@ _REACH = {
     Reason.PERMISSION: "set api_key_file or basic_auth_file to what the proxy in front asks for",
     Reason.CONTENT: "the address does not serve a metrics page; correct the url",
     Reason.TRUNCATED: "the body is cut: look for a proxy with a size or time limit",
+    Reason.RESOURCES: "raise the agent's own limits (ulimit -n); the server was not even asked",
 }
 
 
@@ -151,6 +153,10 @@ def _sm(facts: Facts, readings: Sequence[Reading]) -> Iterable[Finding]:
         reason = next((r.reason for r in readings if r.reason is not None), Reason.NO_SOURCE)
         if reason is Reason.WARMING_UP:
             yield Finding("sm_utilization", Verdict.UNKNOWN, "a second GPM sample is still to come", "look again")
+            return
+        if not facts.gpu_enabled:
+            # Somebody's wish, and no fault to be mended.
+            yield Finding("sm_utilization", Verdict.ABSENT, "reading cards is switched off (--no-gpu, gpu.enabled)")
             return
         evidence = facts.gpu_detail or f"no reading: {reason.value}"
         yield Finding("sm_utilization", Verdict.ABSENT, evidence, _SM_FIX.get(reason, ""))

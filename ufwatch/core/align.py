@@ -19,7 +19,7 @@ from ufwatch.decode.vllm import BUCKETS, SUMS, Buckets, EnginePage, EngineShape
 Kept = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
 """Families that are not on the page now: their last values, and for a histogram its edges."""
 
-_COUNTED = frozenset(raw.id for raw in (*metrics.COUNTERS, *metrics.HISTOGRAMS))
+_COUNTED = frozenset([raw.id for raw in metrics.COUNTERS] + [histogram.id for histogram in metrics.HISTOGRAMS])
 
 
 def interchangeable(one: EngineShape, other: EngineShape) -> bool:

@@ -58,6 +58,8 @@ def target_samples(report: TargetReport) -> list[Sample]:
             samples.extend(_counters(engine, labels))
     target: Labels = (("target", report.name), ("model_name", report.model_name))
     for kind, breaker in (("kv", report.kv_breaker), ("device", report.device_breaker)):
+        if not breaker.known:
+            continue
         labels = _with(target, ("kind", kind))
         samples.append(Sample("memory_breaker_open", labels, float(breaker.open)))
         samples.append(Sample("memory_breaker_trips_total", labels, float(breaker.trips)))
@@ -187,6 +189,8 @@ def availability(report: TargetReport, others: Mapping[str, Reading]) -> list[Sa
     best: dict[str, Reading] = dict(others)
     for engine in report.engines:
         for reading in engine.readings[:_OF_THE_SEVEN]:
+            if reading.labels[1:] == catalogue.PAGE_TABLE_PROBES.extra:
+                continue  # shown beside the signal, never in its place
             held = best.get(reading.signal)
             if held is None or (held.value is None and reading.value is not None):
                 best[reading.signal] = reading
@@ -200,7 +204,7 @@ def availability(report: TargetReport, others: Mapping[str, Reading]) -> list[Sa
         labels = _availability_labels(signal, report.name, reading.source or "", quality, reason)
         samples.append(Sample("signal_available", labels, float(known)))
     for kind, breaker in (("kv", report.kv_breaker), ("device", report.device_breaker)):
-        source, reason = ("vllm", "") if breaker.decided else ("", Reason.NO_SOURCE)
+        source, reason = ("vllm" if kind == "kv" else "nvml", "") if breaker.decided else ("", Reason.NO_SOURCE)
         labels = _availability_labels(f"memory_breaker_{kind}", report.name, source, "", reason)
         samples.append(Sample("signal_available", labels, float(breaker.decided)))
     return samples

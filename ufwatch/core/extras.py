@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from ufwatch.core.target import EngineTotals
 from ufwatch.decode.textfile import PINNED_CODES, SeriesKey, TextfileSnapshot
@@ -29,12 +29,15 @@ _PINNED = ("pinned_alloc_attempts_total", "pinned_alloc_bytes_total", "pinned_al
 _SOURCE = ("source", "textfile")
 
 
-def plugin_totals(totals: Mapping[SeriesKey, float]) -> EngineTotals:
-    """Counters by engine and family. Of the page table only probes: real faults only the engine itself can count."""
+def plugin_totals(totals: Mapping[SeriesKey, float], live: Container[SeriesKey]) -> EngineTotals:
+    """Counters by engine and family, of writers that are alive: a dead one's would read as nothing happening.
+
+    Of the page table only probes: real faults only the engine itself can count.
+    """
     engines: dict[str, dict[str, float]] = defaultdict(dict)
     for key, value in totals.items():
         labels = dict(key.labels)
-        if key.metric not in _PER_ENGINE or labels.get("unit") == "block":
+        if key.metric not in _PER_ENGINE or key not in live or labels.get("unit") == "block":
             continue
         counters = engines[labels.get("engine", "0")]
         counters[key.metric] = counters.get(key.metric, 0.0) + value

@@ -21,6 +21,8 @@ from ufwatch.model import EngineState, Labels, Quality, Reading, Reason
 
 LOST_BATCHES = "kv_event_batches_lost"
 """Beside ``kv_evictions_total`` in the totals of ``kv_events``: batches that never arrived."""
+MISSING_BATCHES = "kv_event_batches_missing"
+"""Likewise: batches that are known of and may still be replayed."""
 
 _ITL = metrics.HISTOGRAM_INDEX["itl"]
 _BY_VERDICT = {
@@ -110,35 +112,43 @@ def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reas
         why = Reason.NO_SOURCE if given.track is not None else given.absent or Reason.NO_SOURCE
         return Reading(signal.id, labels, None, reason=why)
     window: Window | None = span
+    quality, nothing = _best(provider.quality, given.track), Reason.IDLE
     if provider.source in given.extra:
-        window, blocked = given.extra[provider.source], None
+        window, blocked, quality = given.extra[provider.source], None, provider.quality
+        nothing = _BY_STATE.get(given.state, Reason.IDLE) if given.state is not None else Reason.IDLE
     if window is None or window.seconds <= 0:
         return Reading(signal.id, labels, None, source=provider.source, reason=blocked or Reason.WARMING_UP)
     if signal is catalogue.TOKEN_JITTER:
-        return _jitter(provider, given, labels, window)
+        return _jitter(provider, given, labels, window, quality, nothing)
     value = evaluate(provider.formula, window)
-    quality = provider.quality
     reason: Reason | None = None
     if signal is catalogue.PAGE_TABLE_MISS and provider.source == "prefix_cache":
         reason = _refused(span)
     elif signal is catalogue.PREFILL_DECODE_TOKENS and (window.increase("preemptions_total") or 0.0) > 0:
         quality = Quality.ESTIMATE  # work redone after a preemption is on neither counter
     if value is None:
-        return Reading(signal.id, labels, None, source=provider.source, reason=reason or Reason.IDLE)
-    if (window.increase(LOST_BATCHES) or 0.0) > 0:
-        # Events were lost and could not be replayed: what was counted is a lower bound.
+        return Reading(signal.id, labels, None, source=provider.source, reason=reason or nothing)
+    if (window.increase(LOST_BATCHES) or 0.0) > 0 or (window.last(MISSING_BATCHES) or 0.0) > 0:
+        # Events were lost, or are still to be replayed: what was counted is a lower bound.
         return Reading(signal.id, labels, value, low=value, source=provider.source, quality=Quality.BOUNDED)
     return Reading(signal.id, labels, value, source=provider.source, quality=quality)
 
 
-def _jitter(provider: Provider, given: EngineInput, labels: Labels, window: Window) -> Reading:
+def _best(quality: Quality, track: EngineTrack | None) -> Quality:
+    """What the page's window allows: over a restart, what came after the last scrape before it is lost."""
+    return Quality.ESTIMATE if quality is Quality.EXACT and track is not None and track.disturbed else quality
+
+
+def _jitter(
+    provider: Provider, given: EngineInput, labels: Labels, window: Window, quality: Quality, nothing: Reason
+) -> Reading:
     intervals = window.increase("token_intervals_total") or 0.0
     if intervals < catalogue.MIN_INTERVALS:
-        reason = Reason.TOO_FEW_TOKENS if intervals > 0 else Reason.IDLE
+        reason = Reason.TOO_FEW_TOKENS if intervals > 0 else nothing
         return Reading("token_jitter", labels, None, source=provider.source, reason=reason)
     value = evaluate(provider.formula, window)
     if provider.low is None or provider.high is None:
-        return Reading("token_jitter", labels, value, source=provider.source, quality=provider.quality)
+        return Reading("token_jitter", labels, value, source=provider.source, quality=quality)
     low, high = evaluate(provider.low, window), evaluate(provider.high, window)
     grown = given.track.bucket_increase(window, _ITL) if given.track is not None and isinstance(window, Span) else None
     if (grown is not None and occupied(_apart(grown[1])) == 1) or not low:
@@ -165,7 +175,7 @@ def _latency(name: str, given: EngineInput, span: Span | None, blocked: Reason |
     track = given.track
     if track is None or span is None:
         return both(blocked or Reason.NO_SOURCE)
-    histogram, quality = metrics.HISTOGRAM_INDEX[name], Quality.EXACT
+    histogram, quality = metrics.HISTOGRAM_INDEX[name], _best(Quality.EXACT, track)
     if track.shape.buckets[histogram] is None and name == "tpot":
         # Before 0.11 the mean interval is the nearest thing to the time per output token.
         name, histogram, quality = "itl", _ITL, Quality.PROXY
@@ -193,8 +203,7 @@ def _requests(given: EngineInput, span: Span | None, blocked: Reason | None) -> 
         if value is not None and track is not None and track.verdict is not Verdict.INCONSISTENT:
             readings.append(Reading(signal, labels, value, source="vllm", quality=Quality.EXACT))
         else:
-            reason = Reason.NO_SOURCE if track is None or value is None else Reason.INCONSISTENT
-            readings.append(Reading(signal, labels, None, reason=given.absent or reason))
+            readings.append(Reading(signal, labels, None, reason=given.absent or _no_gauge(track, raw, value)))
     for signal, column, raw in (
         ("preemptions_rate", "preemptions_total", "preemptions"),
         ("prompt_tokens_rate", "prompt_tokens", "prompt_tokens"),
@@ -206,18 +215,26 @@ def _requests(given: EngineInput, span: Span | None, blocked: Reason | None) -> 
             readings.append(Reading(signal, labels, None, reason=blocked or Reason.NO_SOURCE))
         else:
             rate = (span.increase(column) or 0.0) / span.seconds
-            readings.append(Reading(signal, labels, rate, source="vllm", quality=Quality.EXACT))
+            readings.append(Reading(signal, labels, rate, source="vllm", quality=_best(Quality.EXACT, track)))
     readings.append(_unmatched(labels, track, span, blocked))
     return readings
 
 
+def _no_gauge(track: EngineTrack | None, raw: str, value: float | None) -> Reason:
+    if track is None or not track.shape.has(raw):
+        return Reason.NO_SOURCE
+    return Reason.OUT_OF_RANGE if value is None else Reason.INCONSISTENT
+
+
 def _unmatched(labels: Labels, track: EngineTrack | None, span: Span | None, blocked: Reason | None) -> Reading:
-    """Prompt tokens in the engine's total that no finished request accounts for: running ones, and aborted ones
-    (vLLM issue 55634), which is why ratios use one family of counters only."""
+    """Prompt tokens in the engine's total that no finished request accounts for: aborted ones (vLLM issue 55634), which
+    is why ratios use one family of counters only. While requests run, theirs are among them, or older ones' are not.
+    """
     if track is None or span is None or not track.shape.has("request_prompt_tokens"):
         return Reading("prompt_tokens_unmatched", labels, None, reason=blocked or Reason.NO_SOURCE)
     unmatched = (span.increase("prompt_tokens") or 0.0) - (span.increase("request_prompt_tokens") or 0.0)
-    return Reading("prompt_tokens_unmatched", labels, unmatched, source="vllm", quality=Quality.EXACT)
+    quality = Quality.ESTIMATE if track.gauge("running") or unmatched < 0 else _best(Quality.EXACT, track)
+    return Reading("prompt_tokens_unmatched", labels, max(0.0, unmatched), source="vllm", quality=quality)
 
 
 def _apart(cumulative: list[float]) -> list[float]:

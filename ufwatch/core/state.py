@@ -21,7 +21,8 @@ def serving_state(track: EngineTrack, at_seconds: float) -> EngineState:
     """The state of an engine whose page has just been read."""
     if track.gauge("awake") == 0.0:
         return EngineState.ASLEEP
-    if track.frozen_since is not None and at_seconds - track.frozen_since >= STALLED_AFTER_SECONDS:
+    counts_tokens = track.shape.has("generation_tokens") or track.shape.has("prompt_tokens")
+    if counts_tokens and track.frozen_since is not None and at_seconds - track.frozen_since >= STALLED_AFTER_SECONDS:
         return EngineState.STALLED
     if track.busy:
         return EngineState.SERVING

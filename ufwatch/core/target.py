@@ -24,6 +24,9 @@ _BY_KIND = {PageKind.STATS_DISABLED: Reason.STATS_DISABLED, PageKind.NOT_AN_ENGI
 _SEVERITY = {state: position for position, state in enumerate(EngineState)}
 _UNDECIDED = (EngineState.STARTING, EngineState.STALLED, EngineState.ASLEEP, EngineState.DOWN)
 
+_FORGOTTEN_AFTER = 60
+"""Scrapes without an engine that others of its server were on."""
+
 EngineTotals = Mapping[str, Mapping[str, float]]
 """Counters by engine, then by family name."""
 
@@ -34,11 +37,12 @@ class Seen:
 
     ``page`` is set exactly when ``health`` is up. ``extra`` maps each live source beside the page (``plugin``,
     ``kv_events``) to its counters; a source that is not alive is not in it. ``device_over`` is the card's memory rule,
-    None where it does not apply or cannot be read.
+    None where it does not apply or cannot be read. ``wall_seconds`` is the Unix time of the read.
     """
 
     at_seconds: float
     health: Health
+    wall_seconds: float | None = None
     page: VllmPage | None = None
     extra: Mapping[str, EngineTotals] = field(default_factory=dict)
     device_over: bool | None = None
@@ -50,6 +54,15 @@ class Slot:
 
     track: EngineTrack | None = None
     state: EngineState | None = None
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraSource:
+    """A source beside the page: its window, what it had last, and for how many looks it has not been alive."""
+
+    history: History[EngineTotals]
+    totals: EngineTotals
     missed: int = 0
 
 
@@ -65,7 +78,7 @@ class TargetState:
     model_name: str = ""
     served: bool = False
     kind: PageKind | None = None
-    extra: Mapping[str, History[EngineTotals]] = field(default_factory=dict)
+    extra: Mapping[str, ExtraSource] = field(default_factory=dict)
     kv_breaker: Breaker = field(default_factory=Breaker)
     device_breaker: Breaker = field(default_factory=Breaker)
 
@@ -124,10 +137,12 @@ def step(state: TargetState, seen: Seen) -> tuple[TargetState, TargetReport]:
     pages = {page.shape.engine: page for page in seen.page.engines} if seen.page is not None else {}
     start = seen.page.process_start if seen.page is not None else None
     kind = seen.page.kind if seen.page is not None else state.kind
-    extra = _extra_histories(state, seen)
-    served = state.served or bool(pages)
+    extra = _extra_sources(state, seen)
+    served = state.served or seen.health.up
     # A target that has shown no engine yet still has a state, and it is told of engine 0.
-    known = [name for name, slot in state.slots.items() if slot.track is not None]
+    known = [
+        name for name, slot in state.slots.items() if slot.track is not None and not _replaced(slot, name, pages, start)
+    ]
     names = dict.fromkeys([*known, *pages, *(e for source in seen.extra.values() for e in source)]) or {"0": None}
     slots = {name: _slot(state, seen, state.slots.get(name, Slot()), pages.get(name), start, served) for name in names}
     model_name = next((p.shape.model_name for p in pages.values() if p.shape.model_name), state.model_name)
@@ -137,8 +152,8 @@ def step(state: TargetState, seen: Seen) -> tuple[TargetState, TargetReport]:
     )
     states = [r.state for r in reports if r.state is not None]
     worst = max(states, key=_SEVERITY.__getitem__, default=None)
-    decided = worst is not None and worst not in _UNDECIDED
-    over = [kv_over(s.track) for s in slots.values() if s.track is not None and s.missed == 0] if decided else []
+    decided = [s.track for s in slots.values() if s.track is not None and s.missed == 0 and s.state not in _UNDECIDED]
+    over = [kv_over(track) for track in decided]
     kv = None if not over or all(o is None for o in over) else any(over)
     new = replace(
         state,
@@ -164,6 +179,19 @@ def step(state: TargetState, seen: Seen) -> tuple[TargetState, TargetReport]:
     return new, report
 
 
+def _replaced(slot: Slot, name: str, pages: Mapping[str, EnginePage], start: float | None) -> bool:
+    """Whether an engine is gone for good: a later process serves without it (fewer data-parallel engines, say).
+
+    Where processes cannot be told apart (several API servers), it takes five minutes at the default interval.
+    """
+    if name in pages or not pages or slot.track is None:
+        return False
+    before = slot.track.memory.identity.process_start
+    if start is None or before is None:
+        return slot.missed >= _FORGOTTEN_AFTER
+    return start != before and slot.missed >= MISSED_BEFORE_DOWN
+
+
 def _order(item: tuple[str, Slot]) -> tuple[int, str]:
     return (int(item[0]), "") if item[0].isdecimal() else (1 << 30, item[0])
 
@@ -186,11 +214,11 @@ def _slot(
         return replace(slot, state=before, missed=missed)
     if slot.track is None:
         history: History[array[float]] = History(state.window_seconds, state.slack_seconds)
-        track = tracks.start(page, start, seen.at_seconds, history)
+        track = tracks.start(page, start, seen.at_seconds, history, seen.wall_seconds)
     else:
         vanished = slot.missed >= MISSED_BEFORE_DOWN
         before_gap = tracks.after_gap(slot.track) if vanished else slot.track
-        track = tracks.step(before_gap, page, start, seen.at_seconds, hold=vanished)
+        track = tracks.step(before_gap, page, start, seen.at_seconds, hold=vanished, seen_wall=seen.wall_seconds)
     return Slot(track, serving_state(track, seen.at_seconds))
 
 
@@ -203,14 +231,26 @@ def _absent(seen: Seen, kind: PageKind | None, state: TargetState, served: bool)
     return _BY_KIND.get(kind) if kind is not None else None
 
 
-def _extra_histories(state: TargetState, seen: Seen) -> Mapping[str, History[EngineTotals]]:
-    """The windows of the sources beside the page; one that died is forgotten, so that no rate spans its absence."""
-    return {
-        source: state.extra.get(source, History(state.window_seconds, state.slack_seconds)).push(
-            seen.at_seconds, totals
-        )
-        for source, totals in seen.extra.items()
-    }
+def _extra_sources(state: TargetState, seen: Seen) -> Mapping[str, ExtraSource]:
+    """The sources beside the page after this look.
+
+    One that misses a look or two keeps its window. After more, no rate may span its absence, and it comes back with
+    what it had, so that its growth is seen one look later.
+    """
+    sources: dict[str, ExtraSource] = {}
+    for name in dict.fromkeys((*state.extra, *seen.extra)):
+        before, totals = state.extra.get(name), seen.extra.get(name)
+        if totals is None:
+            if before is not None:
+                sources[name] = replace(before, missed=before.missed + 1)
+            continue
+        history: History[EngineTotals] = History(state.window_seconds, state.slack_seconds)
+        if before is not None and before.missed < MISSED_BEFORE_DOWN:
+            history = before.history
+        elif before is not None:
+            totals = before.totals
+        sources[name] = ExtraSource(history.push(seen.at_seconds, totals), totals)
+    return sources
 
 
 def _totals(history: History[EngineTotals], engine: str) -> Totals:
@@ -226,12 +266,16 @@ def _totals(history: History[EngineTotals], engine: str) -> Totals:
 def _engine_report(
     name: str,
     slot: Slot,
-    extra: Mapping[str, History[EngineTotals]],
+    extra: Mapping[str, ExtraSource],
     model_name: str,
     absent: Reason | None,
 ) -> EngineReport:
     fresh = slot.track is not None and slot.missed == 0
-    windows = {source: _totals(history, name) for source, history in extra.items() if name in history.entries[-1][1]}
+    windows = {
+        source: _totals(kept.history, name)
+        for source, kept in extra.items()
+        if kept.missed == 0 and name in kept.totals
+    }
     missing = absent or (Reason.NO_SOURCE if slot.track is None else Reason.STALE)
     given = EngineInput(
         engine=name,

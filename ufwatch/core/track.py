@@ -267,5 +267,3 @@ def _moved(track: EngineTrack, page: EnginePage) -> bool:
         or before[_RAW["prompt_tokens"]] != now[_RAW["prompt_tokens"]]
         or track.gauge("kv_usage") != page.gauge("kv_usage")
     )
-
-

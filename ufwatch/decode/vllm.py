@@ -7,6 +7,7 @@ The work that depends only on the page's shape (which sample is which engine's w
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from operator import itemgetter
 from ufwatch import metrics
 from ufwatch.decode.layout import Layout
 from ufwatch.model import Labels
+
+_ENGINE = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
 SCALARS = len(metrics.COUNTERS)
 SUMS = SCALARS
@@ -110,53 +113,74 @@ class _Plan:
 
 
 def decode(layout: Layout, values: list[float]) -> VllmPage:
-    """Reads the values of one page. An engine with a counter that is no finite number is left out of this scrape,
-    since its deltas would be invented; such a gauge reads None."""
-    plan = layout.memo.get("vllm")
-    if not isinstance(plan, _Plan):
-        plan = layout.memo["vllm"] = _plan(layout)
+    """Reads the values of one page. A family with a value that is no finite number is taken as absent from this page,
+    since its deltas would be invented; an impossible gauge reads None."""
+    plan = _planned(layout, frozenset())
     padded = [*values, 0.0]
-    engines = tuple(page for engine in plan.engines if (page := _read(engine, padded)) is not None)
+    engines = tuple(_read(engine, padded) for engine in plan.engines)
+    if not all(math.isfinite(sum(engine.counters)) for engine in engines):
+        broken = {line.name for line, value in zip(layout.lines, values, strict=True) if not math.isfinite(value)}
+        plan = _planned(layout, frozenset(map(_family_of, broken)))
+        engines = tuple(_read(engine, padded) for engine in plan.engines)
     start = values[plan.process_start] if plan.process_start is not None else None
     return VllmPage(plan.kind, engines, start if start is not None and math.isfinite(start) else None)
 
 
-def _read(plan: _EnginePlan, padded: list[float]) -> EnginePage | None:
+def _planned(layout: Layout, without: frozenset[str]) -> _Plan:
+    plan = layout.memo.get(("vllm", without))
+    if not isinstance(plan, _Plan):
+        plan = layout.memo["vllm", without] = _plan(layout, without)
+    return plan
+
+
+def _family_of(name: str) -> str:
+    """A histogram's samples stand and fall together."""
+    for suffix in ("_bucket", "_sum", "_count"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _read(plan: _EnginePlan, padded: list[float]) -> EnginePage:
     counters = array("d", plan.pick(padded))
     for position, sources in plan.summed:
-        counters[position] = math.fsum(padded[source] for source in sources)
-    if not math.isfinite(sum(counters)):
-        return None
+        counters[position] = sum(padded[source] for source in sources)
     gauges = tuple(
-        None if not sources else _finite(padded[sources[0]] if len(sources) == 1 else sum(padded[s] for s in sources))
-        for sources in plan.gauges
+        None if not sources else _possible(sum(padded[source] for source in sources), highest)
+        for sources, highest in zip(plan.gauges, _HIGHEST, strict=True)
     )
     return EnginePage(plan.shape, counters, gauges)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+_HIGHEST = tuple(1.0 if raw.id == "kv_usage" else math.inf for raw in metrics.GAUGES)
 
 
-def _plan(layout: Layout) -> _Plan:
+def _possible(value: float, highest: float) -> float | None:
+    return value if 0.0 <= value <= highest and value != math.inf else None
+
+
+def _plan(layout: Layout, without: frozenset[str]) -> _Plan:
     by_engine: dict[str, dict[str, list[tuple[int, dict[str, str]]]]] = defaultdict(lambda: defaultdict(list))
     unlabelled: dict[str, list[tuple[int, dict[str, str]]]] = defaultdict(list)
     process_start = None
     for position, (name, pairs) in enumerate(layout.lines):
         labels = dict(pairs)
+        if without and _family_of(name) in without:
+            continue
         if name == metrics.PROCESS_START:
             process_start = position
         elif "engine" in labels:
+            if not _ENGINE.fullmatch(labels["engine"]):
+                continue  # a label that anybody may fill would become a label of ours
             by_engine[labels["engine"]][name].append((position, labels))
-        else:
+        elif "server" not in labels:  # a router repeats its servers' families under that label
             unlabelled[name].append((position, labels))
     if unlabelled:
         # V0 has one engine and no such label; later versions leave it off a few server-wide families,
         # which are credited to the first engine so that they are counted once.
-        first = min(by_engine, key=_engine_order, default="0")
+        first = min(by_engine, key=int, default="0")
         for name, series in unlabelled.items():
             by_engine[first][name].extend(series)
-    engines = tuple(_engine_plan(engine, by_engine[engine]) for engine in sorted(by_engine, key=_engine_order))
+    engines = tuple(_engine_plan(engine, by_engine[engine]) for engine in sorted(by_engine, key=int))
     if engines:
         kind = PageKind.ENGINE
     elif not layout.has_prefix(b"vllm:") and layout.has_prefix(b"http_request"):
@@ -164,10 +188,6 @@ def _plan(layout: Layout) -> _Plan:
     else:
         kind = PageKind.NOT_AN_ENGINE
     return _Plan(kind, engines, process_start)
-
-
-def _engine_order(engine: str) -> tuple[int, str]:
-    return (int(engine), "") if engine.isdecimal() else (1 << 30, engine)
 
 
 def _engine_plan(engine: str, series: Mapping[str, list[tuple[int, dict[str, str]]]]) -> _EnginePlan:
