@@ -244,6 +244,24 @@ def test_targets_are_compared_with_each_other() -> None:
     ]
 
 
+def test_one_source_of_counts_for_two_targets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    found = mistakes(
+        "targets:\n"
+        f"  - {{url: 'http://a', textfile: '{tmp_path}', kv_events: {{connect: 'tcp://h:5557', ranks: 2}}}}\n"
+        f"  - {{url: 'http://b', textfile: '{tmp_path}/link/', kv_events: {{bind: 'ipc:///run/kv'}}}}\n"
+        "  - {url: 'http://c', textfile: other, kv_events: {connect: 'tcp://H:5558'}}\n"
+        "  - {url: 'http://d', kv_events: {bind: 'ipc:///run/kv'}}\n"
+        "  - {url: 'http://e', kv_events: {connect: 'tcp://h:5559'}}\n"
+        "  - {url: 'http://f', kv_events: {bind: 'tcp://*:5557'}}\n"
+    )
+    assert found == [
+        "targets[1]: the same textfile folder as targets[0]; counts would be taken twice: use two folders (line 3)",
+        "targets[2]: the same kv_events endpoint as targets[0]; counts would be taken twice: drop one (line 4)",
+        "targets[3]: the same kv_events endpoint as targets[1]; counts would be taken twice: drop one (line 5)",
+    ]
+
+
 def test_files_that_must_exist_are_missed_and_secrets_are_not_repeated() -> None:
     found = mistakes(
         target("textfile: later\nca_file: ca.pem\napi_key_file: sk-hunter2")

@@ -15,7 +15,7 @@ FLOORS = (
     ("model", "errors", "clock", "config", "address", "configschema"),
     ("spec", "formula", "metrics", "families", "gpu_metrics", "catalogue"),
     ("decode", "core", "render"),
-    ("document", "configfile", "precedence", "sources", "sinks", "sim"),
+    ("document", "configpairs", "configfile", "precedence", "sources", "sinks", "sim"),
     ("pipeline", "agent", "assemble", "web"),
     ("cli", "__main__"),
 )

@@ -281,6 +281,11 @@ class Agent:
         mapped = self._mapping.get(target)
         return mapped.unknown if mapped is not None else ()
 
+    @property
+    def gpu_enabled(self) -> bool:
+        """Whether cards are to be read at all."""
+        return self._gpus is not None
+
     def gpu_detail(self) -> str:
         """What NVML said when it could not be read; empty while it can."""
         return self._snapshot.health.detail if self._snapshot is not None else ""

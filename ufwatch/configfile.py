@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ufwatch import document
-from ufwatch.address import host_of, host_port, http_url, is_ip, same_place, zmq_endpoint
+from ufwatch.address import host_of, host_port, http_url, is_ip, zmq_endpoint
 from ufwatch.config import (
     DEFAULT_INTERVAL_SECONDS,
     DEFAULT_PORT,
@@ -20,6 +20,7 @@ from ufwatch.config import (
     TargetConfig,
     WebConfig,
 )
+from ufwatch.configpairs import check_together, ports
 from ufwatch.configschema import Block, Report, label, number, seconds, shown, text, truth, whole
 from ufwatch.errors import ConfigError
 
@@ -64,26 +65,6 @@ def host(value: object) -> str:
     if "/" in found or " " in found:
         raise ValueError(f"{shown(found)} is not a host; write an address such as 127.0.0.1")
     return found.removeprefix("[").removesuffix("]")
-
-
-def check_together(placed: Sequence[tuple[str, TargetConfig]], report: Report) -> None:
-    """Notes what is wrong between targets, given as (path, target): equal names, equal servers, equal bound ports."""
-    names: dict[str, str] = {}
-    servers: dict[str, str] = {}
-    bound: dict[int, str] = {}
-    for path, target in placed:
-        server = same_place(target.url)
-        if server in servers:
-            report.add(path, f"the same server as {servers[server]}; remove one of them")
-        elif target.name in names:
-            report.add(path, f"the same name {shown(target.name)} as {names[target.name]}; give each a name of its own")
-        names.setdefault(target.name, path)
-        servers.setdefault(server, path)
-        for taken in _bound_ports(target):
-            if taken in bound and bound[taken] != path:
-                report.add(path, f"kv_events binds port {taken}, as {bound[taken]} does; choose another")
-                break
-            bound[taken] = path
 
 
 class Files:
@@ -274,17 +255,6 @@ def _nothing(value: object) -> None:
         raise ValueError("not available in this version; remove the key")
 
 
-def _bound_ports(target: TargetConfig) -> range:
-    if target.kv_events is None or target.kv_events.bind is None:
-        return range(0)
-    return _ports(target.kv_events.bind, target.kv_events.ranks)
-
-
-def _ports(endpoint: str, ranks: int) -> range:
-    first = zmq_endpoint(endpoint, bind=True)[1]
-    return range(0) if first is None else range(first, first + ranks)
-
-
 def _overlap(events: KvEventsConfig) -> bool:
     live = events.bind or events.connect
     if live is None or events.replay is None:
@@ -292,5 +262,5 @@ def _overlap(events: KvEventsConfig) -> bool:
     one, other = (zmq_endpoint(endpoint, bind=True)[0] for endpoint in (live, events.replay))
     if one != other and "*" not in (one, other):
         return False
-    a, b = _ports(live, events.ranks), _ports(events.replay, events.ranks)
+    a, b = ports(live, events.ranks), ports(events.replay, events.ranks)
     return bool(a) and bool(b) and a.start < b.stop and b.start < a.stop

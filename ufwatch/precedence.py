@@ -15,7 +15,8 @@ from typing import TypeVar
 from ufwatch import configfile
 from ufwatch.address import host_port, http_url
 from ufwatch.config import Config, DiscoveryConfig, GpuConfig, HttpAccess, TargetConfig, WebConfig
-from ufwatch.configfile import Exists, Files, check_together
+from ufwatch.configfile import Exists, Files
+from ufwatch.configpairs import check_together
 from ufwatch.configschema import Report, choice, converted, label, truth
 
 T = TypeVar("T")

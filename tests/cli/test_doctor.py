@@ -44,6 +44,15 @@ def test_a_steady_server_is_no_fault(server: SimServer, verb_json: VerbJson) -> 
     assert found["graph_compile"][0] == found["pinned_alloc_success"][0] == found["sm_utilization"][0] == "absent"
 
 
+def test_cards_that_nobody_wants_read_are_no_advice(server: SimServer, verb_json: VerbJson) -> None:
+    _, document = verb_json("doctor", "--target", server.url, "--no-gpu")
+    assert _findings(document)["sm_utilization"] == (
+        "absent",
+        "reading cards is switched off (--no-gpu, gpu.enabled)",
+        "",
+    )
+
+
 def test_every_absence_says_what_to_do(server: SimServer, verb_json: VerbJson) -> None:
     _, document = verb_json("doctor", "--target", server.url)
     for about, (verdict, evidence, fix) in _findings(document).items():

@@ -112,6 +112,13 @@ def test_served_and_silent_keeps_its_state_for_two_scrapes() -> None:
     assert states == [EngineState.SERVING, EngineState.SERVING, EngineState.DOWN]
 
 
+def test_when_the_agent_runs_out_of_sockets_the_engine_is_not_called_down() -> None:
+    target = Feed(whole_run=False)
+    target.page(0.0, engine_page(running=1, generation=1))
+    states = {target.fail(5.0 + 5 * n, Reason.RESOURCES).state for n in range(9)}
+    assert states == {EngineState.SERVING}
+
+
 def test_idle_serving_and_asleep() -> None:
     target = Feed(whole_run=False)
     assert target.page(0.0, engine_page()).state is EngineState.IDLE

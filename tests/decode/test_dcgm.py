@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,20 @@ def test_braces_and_quotes_in_labels_and_windows_line_ends() -> None:
 
 def test_a_line_cut_off_is_not_read() -> None:
     assert page(WHOLE[: WHOLE.index("}")]) == DcgmPage()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"DCGM_FI_PROF_SM_ACTIVE{a\n" * 4_000,
+        b"DCGM_FI_PROF_SM_ACTIVE{" + b"a" * 100_000 + b"} 1\n",
+        b"DCGM_FI_PROF_SM_ACTIVE{a" + b" " * 100_000 + b"} 1\n",
+    ],
+)
+def test_rubbish_takes_no_more_time_than_its_length(body: bytes) -> None:
+    began = time.process_time()
+    decode(body)
+    assert time.process_time() - began < 0.05
 
 
 @given(st.binary(max_size=300))

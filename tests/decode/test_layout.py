@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.performance.fuzz import Fuzz, real, small
 from ufwatch.decode.exposition import parse_page
-from ufwatch.decode.layout import Layout, Layouts, PageReader
+from ufwatch.decode.layout import MAX_WANTED, Layout, Layouts, PageReader, PageTooLarge
 from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import Labels
 
@@ -203,27 +205,53 @@ def test_has_prefix_sees_wanted_and_unwanted_samples_only() -> None:
     ]
 
 
-def test_only_so_many_layouts_are_kept_and_the_longest_unused_goes_first() -> None:
-    layouts = Layouts(WANTED, capacity=2)
-
-    def read(number: int) -> Layout:
-        return PageReader(layouts).read(b'a{x="%d"} 1\n' % number)[0]
-
-    first, second = read(1), read(2)
-    assert read(1) is first
-    read(3)
-    assert len(layouts) == 2
-    assert read(1) is first
-    assert read(2) is not second
-    for number in range(50):
-        read(number)
-    assert len(layouts) == 2
-    assert len(layouts._known) == 2, "nothing is left of a layout that was forgotten"
+def test_a_shape_that_never_settles_keeps_few_layouts_alive() -> None:
+    layouts = Layouts(WANTED, recent=16)
+    one = PageReader(layouts)
+    seen: WeakSet[Layout] = WeakSet()
+    for lines in range(1, 301):
+        seen.add(one.read(b"".join(b'a{x="%d"} 1\n' % line for line in range(lines)))[0])
+    gc.collect()
+    assert len(seen) == len(layouts) == 17
+    assert len(layouts._known) <= 18, "nothing is left of a layout that was forgotten"
 
 
-def test_a_reader_goes_on_with_a_layout_that_was_forgotten() -> None:
-    layouts = Layouts(WANTED, capacity=1)
-    one, two = PageReader(layouts), PageReader(layouts)
+def test_large_pages_are_not_kept_once_left() -> None:
+    layouts = Layouts(WANTED)
+    one = PageReader(layouts)
+    for number in range(4):
+        one.read(b"# %d" % number + b"x" * (6 << 20) + b"\n")
+    gc.collect()
+    assert len(layouts) == 3
+
+
+def test_a_shape_that_was_left_is_known_for_a_while() -> None:
+    one = PageReader(Layouts(WANTED, recent=1))
     layout, _ = one.read(b"a 1\n")
-    two.read(b"a_total 1\n")
+    one.read(b"a_total 1\n")
     assert one.read(b"a 2\n") == (layout, [2.0])
+
+
+def test_the_layout_of_a_reader_that_is_gone_goes_with_it() -> None:
+    layouts = Layouts(WANTED)
+    PageReader(layouts).read(b"a 1\n")
+    gc.collect()
+    assert len(layouts) == 0
+
+
+@pytest.mark.parametrize("line", ['a{{x="{}"}} 1\n', "a {}_\n"])
+def test_a_page_with_too_many_wanted_lines_is_refused_and_the_reader_stays_sound(line: str) -> None:
+    layouts = Layouts(WANTED)
+    one = PageReader(layouts)
+    before, _ = one.read(b"a 1\n")
+    body = "".join(line.format(number) for number in range(MAX_WANTED)).encode()
+    with pytest.raises(PageTooLarge, match="more than 20000 series"):
+        one.read(body + b"a 1\n")
+    gc.collect()
+    assert len(layouts) == 1
+    assert one.read(b"a 2\n") == (before, [2.0])
+    assert len(one.read(body)[0].lines) in (0, MAX_WANTED)
+
+
+def test_unwanted_lines_are_not_limited() -> None:
+    assert reader().read(b"b 1\n" * (MAX_WANTED + 1) + b"a 2\n")[1] == [2.0]

@@ -9,6 +9,7 @@ from ufwatch.agent import Agent
 from ufwatch.cli import sampling
 from ufwatch.cli.options import flags
 from ufwatch.core.advice import Facts, Finding, Verdict, findings
+from ufwatch.render.table import plain
 from ufwatch.sources.procfs import command_lines, serving
 
 _MARKS = {
@@ -50,6 +51,7 @@ def _examine(agent: Agent) -> tuple[dict[str, tuple[Finding, ...]], bool]:
                 command=serving(target.config.url, commands),
                 unknown_gpus=agent.unknown_gpus(name),
                 gpu_detail=agent.gpu_detail(),
+                gpu_enabled=agent.gpu_enabled,
             )
             found[name] = findings(facts)
     reports = [target.report for target in agent.targets.values()]
@@ -67,9 +69,9 @@ def _target(name: str, lines: tuple[Finding, ...]) -> dict[str, object]:
 
 
 def _text(name: str, lines: tuple[Finding, ...]) -> str:
-    text = [name]
+    text = [plain(name)]
     for line in lines:
-        text.append(f"  {_MARKS[line.verdict]:<8}{line.about:<22}{line.evidence}")
+        text.append(f"  {_MARKS[line.verdict]:<8}{line.about:<22}{plain(line.evidence)}")
         if line.fix:
-            text.append(f"  {'':<30}-> {line.fix}")
+            text.append(f"  {'':<30}-> {plain(line.fix)}")
     return "\n".join(text) + "\n"

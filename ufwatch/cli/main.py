@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
     """Returns the exit code: 0 pass, 1 threshold breached, 2 could not measure or bad input."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A label may hold any character and a terminal's encoding only some; that is no reason to show nothing.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _execute(list(sys.argv[1:] if argv is None else argv), dict(os.environ) if env is None else env)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from ufwatch.cli.logs import setup_logging
 from ufwatch.cli.options import add_log_options, add_output_options, add_target_options
 from ufwatch.clock import Clock, SystemClock
 from ufwatch.config import Config
+from ufwatch.errors import UfwatchError
 from ufwatch.precedence import Flags, log_settings, settle
 from ufwatch.sources.fetch import Fetcher
 
@@ -46,8 +46,11 @@ def look_at(given: Flags, env: Mapping[str, str], *, samples: int, look: Callabl
 
 def print_json(document: object) -> None:
     """One document, indented for people who read it too."""
-    json.dump(document, sys.stdout, indent=1)
-    print()
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    except ValueError:
+        raise UfwatchError("a value is NaN or infinite, which JSON cannot hold; this is a bug in ufwatch") from None
+    print(text)
 
 
 async def _sampled(config: Config, env: Mapping[str, str], samples: int, look: Callable[[Agent], T]) -> T:

@@ -11,6 +11,7 @@ from ufwatch.agent import Agent
 from ufwatch.cli import sampling
 from ufwatch.cli.options import flags
 from ufwatch.model import Quality, Reading
+from ufwatch.render.table import plain
 
 configure = sampling.configure
 
@@ -23,11 +24,11 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         sampling.print_json({"targets": [{"target": name, "signals": rows} for name, rows in offers.items()]})
     else:
         for name, rows in offers.items():
-            print(name)
+            print(plain(name))
             for row in rows:
                 labels = " ".join((row["signal"], *(f"{key}={value}" for key, value in row["labels"].items())))
                 now = row["reason"] or "has a value"
-                print(f"  {labels:<58}{row['source'] or '-':<25}{row['quality'] or '-':<9}{now}")
+                print(f"  {plain(labels):<58}{row['source'] or '-':<25}{row['quality'] or '-':<9}{now}")
     return 0 if up else 2
 
 

@@ -44,6 +44,8 @@ def silent_state(
     """
     if not served:
         return EngineState.STARTING if waited_seconds < grace_seconds else EngineState.DOWN
+    if health.reason is Reason.RESOURCES:
+        return before  # ours ran out, which says nothing of the engine
     if health.reason is Reason.CONNECT or missed >= MISSED_BEFORE_DOWN:
         return EngineState.DOWN
     return before

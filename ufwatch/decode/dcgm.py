@@ -18,10 +18,12 @@ from ufwatch.model import Reason
 
 _FIELD = "sm_utilization_ratio"
 _LINE = re.compile(
-    rb'^DCGM_FI_PROF_SM_ACTIVE\{((?:[^"}]|"(?:[^"\\\n]|\\.)*")*)\}[ \t]+([^ \t\r\n]+)(?:[ \t]+-?\d+)?[ \t]*\r?$',
+    rb'^DCGM_FI_PROF_SM_ACTIVE\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\}[ \t]++([^ \t\r\n]++)'
+    rb"(?:[ \t]++-?\d++)?+[ \t]*+\r?$",
     re.MULTILINE,
 )
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)\s*+=\s*+"((?:[^"\\]++|\\.)*+)"')
+"""Possessive throughout, and no name begins within another: a line of rubbish must not cost its length squared."""
 _STEADY = frozenset({Reason.NOT_SUPPORTED, Reason.NO_SOURCE, Reason.PERMISSION, Reason.MIG})
 """Why GPM has nothing and will not have it at the next poll either. A pair that warms up, or a moment's failure, is
 left alone: each change of source starts a new series."""

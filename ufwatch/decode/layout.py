@@ -27,6 +27,7 @@ from itertools import compress, count
 from operator import eq, itemgetter, le, lt, ne
 from re import compile as regex
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from ufwatch.decode.exposition import COMPOSITE, is_sample, parse_head, parse_value
 from ufwatch.model import Labels
@@ -37,9 +38,16 @@ _DIGITS = b"0123456789.eE+-"
 _NEVER = b"\n"
 """Equal to no line, since lines are cut at newlines."""
 _KEEP_TEXTS = 20_000
+_RECENT_BYTES = 1 << 24
+MAX_WANTED = 20_000
+"""Wanted lines of one page. A hundred engines have half as many; each costs a kilobyte in all that is kept of it."""
 
 Pick = Callable[[Sequence[bytes]], tuple[bytes, ...]]
 _Key = tuple[int, bytes]
+
+
+class PageTooLarge(ValueError):  # noqa: N818 - says what is wrong with the page, not that something went wrong
+    """A page with more wanted lines than ``MAX_WANTED``. Nothing of it is kept."""
 
 
 class Series(NamedTuple):
@@ -50,7 +58,7 @@ class Series(NamedTuple):
     labels: Labels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Layout:
     """The shape of a page. Equal shapes of one store are one object; nothing but the memos ever changes."""
 
@@ -69,6 +77,8 @@ class Layout:
     one. Two comparisons cost less than one ``startswith``."""
     _pick_fixed: Pick
     _fixed: tuple[bytes, ...]
+    _size: int
+    """Bytes of the page: no less than is kept of it here."""
     memo: dict[object, Any] = field(default_factory=dict)
     """For callers: what they derive from the shape and want to derive once."""
     _seen_prefixes: dict[bytes, bool] = field(default_factory=dict)
@@ -86,33 +96,36 @@ class Layout:
 
 
 class Layouts:
-    """Every shape known so far, for all targets; at most ``capacity`` of them, the longest unused forgotten first.
+    """The shapes that readers use now, and the last ``recent`` of those that some reader has left.
 
-    ``wanted`` holds names of samples, not of families. A reader goes on using a layout that was forgotten here.
+    A target whose shape never settles must not fill the memory, and one that goes back and forth not build each time.
+    ``wanted`` holds names of samples, not of families.
     """
 
-    def __init__(self, wanted: frozenset[bytes], *, capacity: int = 512) -> None:
+    def __init__(self, wanted: frozenset[bytes], *, recent: int = 16) -> None:
         self.wanted = wanted
-        self._capacity = capacity
-        self._known: dict[_Key, list[Layout]] = {}
-        self._by_use: OrderedDict[Layout, None] = OrderedDict()
+        self._capacity = recent
+        self._known: dict[_Key, WeakSet[Layout]] = {}
+        self._recent: OrderedDict[Layout, None] = OrderedDict()
         self._texts: dict[bytes, bytes] = {}
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
     def __len__(self) -> int:
-        return len(self._by_use)
+        return sum(map(len, self._known.values()))
 
     def candidates(self, lines: Sequence[bytes]) -> Sequence[Layout]:
         """Return the known layouts that a page may have; the caller proves it."""
-        return self._known.get(self._key(lines), ())
+        return tuple(self._known.get(self._key(lines), ()))
 
-    def touch(self, layout: Layout) -> None:
-        """Note that a layout was found useful just now."""
-        if layout in self._by_use:
-            self._by_use.move_to_end(layout)
+    def left(self, layout: Layout) -> None:
+        """Keep a layout a little longer, since a reader leaves it."""
+        self._recent[layout] = None
+        self._recent.move_to_end(layout)
+        while len(self._recent) > self._capacity or sum(known._size for known in self._recent) > _RECENT_BYTES:
+            self._recent.popitem(last=False)
 
     def build(self, lines: Sequence[bytes]) -> Layout:
-        """Return a new layout for a page, and keep it."""
+        """Return a new layout for a page, and keep it. Raises PageTooLarge."""
         series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
         wanted: list[int] = []
         prefixes: list[bytes] = []
@@ -130,6 +143,8 @@ class Layouts:
             if not is_sample(line):
                 fixed.append(index)
                 continue
+            if len(wanted) + faults >= MAX_WANTED:
+                raise PageTooLarge(f"more than {MAX_WANTED} series of an engine")
             try:
                 prefix, text, labels = parse_head(line)
                 identity = (text, frozenset(labels))
@@ -160,6 +175,7 @@ class Layouts:
             lines=tuple(series.values()),
             faults=faults,
             _key=self._key(lines),
+            _size=sum(map(len, lines)),
             _pick_wanted=_pick(wanted),
             _prefixes=tuple(prefixes),
             _pick_named=_pick(named),
@@ -189,14 +205,9 @@ class Layouts:
         return len(lines), b""
 
     def _keep(self, layout: Layout) -> None:
-        self._known.setdefault(layout._key, []).append(layout)
-        self._by_use[layout] = None
-        if len(self._by_use) > self._capacity:
-            oldest, _ = self._by_use.popitem(last=False)
-            alike = self._known[oldest._key]
-            alike.remove(oldest)
-            if not alike:
-                del self._known[oldest._key]
+        # Keys of shapes that are gone are swept here: a layout is built seldom, and they would pile up one by one.
+        self._known = {key: alike for key, alike in self._known.items() if alike}
+        self._known.setdefault(layout._key, WeakSet()).add(layout)
         # These only save memory, so they may be dropped whole when label churn has filled them.
         if len(self._texts) > _KEEP_TEXTS:
             self._texts.clear()
@@ -222,8 +233,9 @@ class PageReader:
         self._values: list[float] = []
 
     def read(self, body: bytes) -> tuple[Layout, list[float]]:
-        """Return a page's layout and its values, ``values[i]`` belonging to ``layout.lines[i]``; never raises.
+        """Return a page's layout and its values, ``values[i]`` belonging to ``layout.lines[i]``.
 
+        Raises PageTooLarge and nothing else; the reader is then as good as before.
         The layout is the object of the last call exactly when the page's shape is unchanged. The list is the reader's
         own and the next call changes it: copy what is kept.
         """
@@ -231,10 +243,11 @@ class PageReader:
         layout = self._layout
         if layout is not None and self._follow(layout, lines):
             return layout, self._values
+        if layout is not None:
+            self._layouts.left(layout)
         for known in self._layouts.candidates(lines):
             self._begin(known)
             if self._follow(known, lines):
-                self._layouts.touch(known)
                 return known, self._values
         layout = self._layouts.build(lines)
         self._begin(layout)

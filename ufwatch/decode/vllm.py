@@ -129,7 +129,9 @@ def decode(layout: Layout, values: list[float]) -> VllmPage:
 def _planned(layout: Layout, without: frozenset[str]) -> _Plan:
     plan = layout.memo.get(("vllm", without))
     if not isinstance(plan, _Plan):
-        plan = layout.memo["vllm", without] = _plan(layout, without)
+        plan = _plan(layout, without)
+        if not without:  # what is broken may change from page to page, and is not worth keeping
+            layout.memo["vllm", without] = plan
     return plan
 
 

@@ -20,6 +20,16 @@ _UNITS = {
 }
 
 
+def plain(text: str) -> str:
+    """``text`` with everything that is no visible character escaped: names and labels come from elsewhere.
+
+    A terminal obeys what is printed on it, and one line must stay one line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def targets_table(targets: Sequence[Mapping[str, Any]]) -> str:
     """Text of the targets of ``once``'s JSON, ended by a newline."""
     blocks = []
@@ -28,9 +38,10 @@ def targets_table(targets: Sequence[Mapping[str, Any]]) -> str:
         entries = [entry for entry in target["signals"] if target["up"] or entry["value"] is not None]
         rows = [_row(entry) for entry in entries]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        lines = [f"{target['target']}  {state_text(target)}"]
+        name = plain(target["target"])
+        lines = [f"{name}  {state_text(target)}"]
         if not target["up"]:
-            lines.append(f"  ufwatch doctor --target {target['target']} says more")
+            lines.append(f"  ufwatch doctor --target {name} says more")
         for row in rows:
             padded = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
             lines.append(f"  {padded}  {row[3]}".rstrip())
@@ -47,7 +58,7 @@ def state_text(target: Mapping[str, Any]) -> str:
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     labels = ",".join(f"{key}={value}" for key, value in entry["labels"].items())
-    return entry["signal"], labels, value_text(entry), _origin(entry)
+    return entry["signal"], plain(labels), value_text(entry), _origin(entry)
 
 
 def value_text(entry: Mapping[str, Any]) -> str:
@@ -108,7 +119,7 @@ def side_by_side(targets: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def _columns(targets: Sequence[Mapping[str, Any]], *, bounds: bool) -> list[str]:
-    rows = [("", *(target["target"] for target in targets))]
+    rows = [("", *(plain(target["target"]) for target in targets))]
     rows.append(("state", *(target["state"] or "unknown" for target in targets)))
     for title, signal, labels in _DEMO_ROWS:
         rows.append((title, *(_cell(target, signal, labels, bounds=bounds) for target in targets)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ufwatch.config import HttpAccess
 from ufwatch.model import Reason
-from ufwatch.sources.failure import FetchError
+from ufwatch.sources.failure import FetchError, own_limit
 
 _SECRET_CAP_BYTES = 65_536
 
@@ -137,4 +137,6 @@ def _client_context(ca_file: Path | None, access: HttpAccess) -> ssl.SSLContext:
 
 def _unreadable(path: Path | None, name: str, error: OSError) -> FetchError:
     reason = Reason.NO_SOURCE if isinstance(error, FileNotFoundError | NotADirectoryError) else Reason.PERMISSION
+    if own_limit(error):
+        reason = Reason.RESOURCES
     return FetchError(reason, f"{name} {path}: {os.strerror(error.errno or 0)}")

@@ -13,6 +13,7 @@ from aiohttp.connector import Connection
 from ufwatch.model import Reason
 from ufwatch.sources import body as page
 from ufwatch.sources.failure import DroppedError, FetchError
+from ufwatch.sources.threads import in_thread
 
 _INFLATE_IN_LOOP_BYTES = 32_768
 """Compressed bytes up to which inflating, by at most a factor of 1,032, may hold up the event loop."""
@@ -115,8 +116,13 @@ async def decoded(raw: bytes, encoding: str, cap: int, exchange: Exchange) -> by
     try:
         if page.is_gzip(encoding, raw[:2]):
             small = len(raw) <= _INFLATE_IN_LOOP_BYTES
-            raw = page.inflate(raw, cap) if small else await asyncio.to_thread(page.inflate, raw, cap)
+            raw = page.inflate(raw, cap) if small else await _inflated_elsewhere(raw, cap)
         page.check(raw, exchange.content_type)
     except FetchError as failure:
         raise FetchError(failure.reason, f"{exchange.peer}: {failure.detail}") from None
     return raw
+
+
+async def _inflated_elsewhere(raw: bytes, cap: int) -> bytes:
+    # In a thread that ends with the process: one given up at the deadline must not hold up the agent's exit.
+    return await asyncio.wrap_future(in_thread(lambda: page.inflate(raw, cap), "ufwatch-inflate"))

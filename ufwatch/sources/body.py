@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -12,6 +14,10 @@ from ufwatch.sources.failure import FetchError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PREVIEW_BYTES = 80
+_MAX_MEMBERS = 64
+_PIECE_BYTES = 65_536
+"""What follows a member within its last piece is copied out by zlib; pieces keep that small and the whole linear."""
+_PADDING = re.compile(rb"\0*+")
 _OPENMETRICS = "application/openmetrics-text"
 _JSON = re.compile(rb'\s*(?:\[|\{\s*(?:\}|"(?:[^"\\]|\\.)*"\s*:))')
 """JSON, but not a sample line whose quoted UTF-8 name stands inside the braces."""
@@ -47,23 +53,32 @@ def is_gzip(encoding: str, start: bytes) -> bool:
 
 
 def inflate(data: bytes, cap_bytes: int) -> bytes:
-    """The content of one or more gzip members. At most ``cap_bytes`` are ever allocated for it.
+    """The content of one to 64 gzip members. At most ``cap_bytes`` are ever allocated for it.
 
     Raises FetchError: ``content`` where it is too large or no gzip, ``truncated`` where the last member is cut.
     """
     parts: list[bytes] = []
-    left = cap_bytes
+    left, members, position = cap_bytes, 0, 0
+    view = memoryview(data)
     try:
-        while data:
+        while position < len(data):
+            members += 1
+            if members > _MAX_MEMBERS:
+                raise FetchError(Reason.CONTENT, f"more than {_MAX_MEMBERS} gzip members")
             member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            part = member.decompress(data, left + 1)
-            left -= len(part)
-            if left < 0:
-                raise FetchError(Reason.CONTENT, f"more than {cap_bytes} bytes after decompression")
-            if not member.eof:
-                raise FetchError(Reason.TRUNCATED, "the gzip stream is cut")
-            parts.append(part)
-            data = member.unused_data.lstrip(b"\0")
+            while not member.eof:
+                piece = view[position : position + _PIECE_BYTES]
+                if not piece:
+                    raise FetchError(Reason.TRUNCATED, "the gzip stream is cut")
+                part = member.decompress(piece, left + 1)
+                left -= len(part)
+                if left < 0:
+                    raise FetchError(Reason.CONTENT, f"more than {cap_bytes} bytes after decompression")
+                parts.append(part)
+                position += len(piece) - len(member.unused_data)
+            padding = _PADDING.match(data, position)
+            assert padding is not None
+            position = padding.end()
     except zlib.error:
         raise FetchError(Reason.CONTENT, "the body is said to be gzip and is not") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -107,9 +122,18 @@ def printable(raw: bytes) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def _echoes(secrets: Sequence[str]) -> list[str]:
+    """The forms in which a secret may come back: as it is, within JSON or HTML, with its blanks run together."""
+    forms = {form for secret in secrets for form in (secret, json.dumps(secret)[1:-1], html.escape(secret))}
+    forms |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
+    forms |= {" ".join(form.split()) for form in forms}
+    return sorted(forms - {""}, key=len, reverse=True)
+
+
 def redact(text: str, secrets: Sequence[str]) -> str:
     """``text`` with every secret in it, or cut off at its end, replaced: some servers send back what they got."""
-    for secret in secrets:
+    # The longest first: one may be part of another, and what is left of it would be told.
+    for secret in _echoes(secrets):
         text = text.replace(secret, "***")
         for size in range(len(secret) - 1, 3, -1):
             if text.endswith(secret[:size]):

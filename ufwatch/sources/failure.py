@@ -5,6 +5,7 @@ The texts of aiohttp's errors are never passed on, because they hold whole addre
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 
@@ -43,6 +44,8 @@ def failure_of(error: BaseException, peer: str) -> FetchError:
     """The failure behind an exception of aiohttp, of a socket or of the address; ``peer`` is ``host:port``."""
     if isinstance(error, FetchError):
         return error
+    if (own := _own_limit(error)) is not None:
+        return FetchError(Reason.RESOURCES, f"{peer}: the agent is at a limit of its own ({os.strerror(own)})")
     tls = _tls_error(error)
     if tls is not None:
         return FetchError(Reason.TLS, f"{peer}: {_tls_text(tls)}")
@@ -68,6 +71,17 @@ def failure_of(error: BaseException, peer: str) -> FetchError:
     if isinstance(error, OSError):
         return FetchError(Reason.CONNECT, f"{peer}: {_os_text(error)}")
     return FetchError(Reason.CONNECT, f"{peer}: {type(error).__name__}")
+
+
+def own_limit(error: OSError) -> bool:
+    """Whether this process or machine ran out of something: it says nothing about the other side."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def _own_limit(error: BaseException) -> int | None:
+    # Connector errors carry the errno of the socket's error, but not always; the DNS one never does.
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return inner.errno if isinstance(inner, OSError) and own_limit(inner) else None
 
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:

@@ -22,7 +22,7 @@ from ufwatch.sources.failure import DroppedError, FetchError, failure_of
 from ufwatch.sources.proxy import ProxyRules, all_local, is_local, is_loopback
 from ufwatch.sources.resolver import SystemResolver
 
-DEFAULT_BODY_CAP_BYTES = 64 * 1024 * 1024
+DEFAULT_BODY_CAP_BYTES = 16 * 1024 * 1024
 KEEPALIVE_SECONDS = 4.0
 """Under the 5 s after which uvicorn closes an idle connection: the one that closes first never loses a request."""
 

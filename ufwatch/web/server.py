@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ufwatch.config import WebConfig
 from ufwatch.errors import ListenError
+from ufwatch.web.door import Door, most_connections, note_request
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +59,18 @@ async def serve(app: web.Application, config: WebConfig) -> Served:
     """
     tls = _secured(app, config)
     sockets = await _bind(config.host, config.port)
+    app.on_response_prepare.append(note_request)
     runner = web.AppRunner(app, access_log=None, logger=_STRANGERS, shutdown_timeout=_GRACE_SECONDS)
     servers: list[asyncio.Server] = []
     try:
         await runner.setup()
         handler = runner.server
         assert handler is not None
+        door = Door(handler, most=most_connections(), logger=_STRANGERS)
         loop = asyncio.get_running_loop()
         for bound in sockets:
             limit = None if tls is None else _HANDSHAKE_SECONDS
-            servers.append(await loop.create_server(handler, sock=bound, ssl=tls, ssl_handshake_timeout=limit))
+            servers.append(await loop.create_server(door, sock=bound, ssl=tls, ssl_handshake_timeout=limit))
     except BaseException:
         for server in servers:
             server.close()
