@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.performance import report
 from ufwatch.cli.main import VERBS
 from ufwatch.render.reference import reasons_table, signals_table
 
 FILE = Path(__file__).parents[1] / "README.md"
 README = FILE.read_text(encoding="utf-8")
-TABLES = {"signals": signals_table, "reasons": reasons_table}
+TABLES = {"signals": signals_table, "reasons": reasons_table, "budgets": lambda: report.table(report.load())}
 
 
 def _generated(text: str) -> str:
