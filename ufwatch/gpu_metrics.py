@@ -48,9 +48,6 @@ PCIE_RATE = _gauge(
 ROW_REMAP_PENDING = _gauge(
     "gpu_row_remap_pending", "1 while the remapping of a faulty memory row waits for a reset of the card."
 )
-AGEING_DRIFT = _gauge(
-    "gpu_ageing_drift_ratio", "Slowdown of engine steps against the same conditions in the first days, as a ratio."
-)
 ENERGY = _counter("gpu_energy_joules_total", "Energy used by the card since the agent started.")
 THROTTLE = _counter(
     "gpu_throttle_seconds_total",
@@ -84,7 +81,6 @@ GPU_FAMILIES: tuple[MetricSpec, ...] = (
     CLOCK_MAX,
     PCIE_RATE,
     ROW_REMAP_PENDING,
-    AGEING_DRIFT,
     ENERGY,
     THROTTLE,
     PCIE_REPLAYS,

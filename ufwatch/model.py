@@ -37,7 +37,6 @@ class Reason(StrEnum):
     STALE = "stale"
     STARTING = "starting"
     ASLEEP = "asleep"
-    TARGET_DOWN = "target_down"
     TOO_FEW_TOKENS = "too_few_tokens"
     ONE_BUCKET = "one_bucket"
     EDGES_ONLY = "edges_only"
@@ -78,7 +77,6 @@ REASONS: Mapping[Reason, str] = {
     Reason.STALE: "the engine was not on the last page",
     Reason.STARTING: "the server has not answered yet since the agent began",
     Reason.ASLEEP: "the engine is in sleep mode",
-    Reason.TARGET_DOWN: "the target is down",
     Reason.TOO_FEW_TOKENS: "fewer than 100 token intervals in the window",
     Reason.ONE_BUCKET: "all intervals lie in one bucket: only the upper bound is known",
     Reason.EDGES_ONLY: "only the two bucket edges around the quantile are known",
