@@ -20,6 +20,7 @@ from ufwatch.clock import SystemClock
 from ufwatch.model import Sample
 from ufwatch.render.exposition import Page
 from ufwatch.sources.fetch import Fetcher
+from ufwatch.sources.kv_events import KvEventsSource
 
 TARGET = "e2e"
 
@@ -108,6 +109,12 @@ class Watch:
     ) -> None:
         await self.agent.close()
         await self._fetcher.close()
+
+    def evictions_received(self) -> float:
+        """What has come in over the KV-event sockets, shown yet or not."""
+        source = self.agent.targets[TARGET]._kv_events
+        assert isinstance(source, KvEventsSource)
+        return sum(source.snapshot().evictions_by_rank.values())
 
     async def look(self) -> Look:
         """One scrape of the target."""

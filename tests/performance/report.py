@@ -1,4 +1,6 @@
-"""Runs the tools of this folder and keeps what they print: ``python -m tests.performance.report [NAME …]``.
+"""Runs the tools of this folder and keeps what they print.
+
+``python -m tests.performance.report [NAME …] [-- OPTION …]``
 
 Each tool's JSON line goes into ``results.json`` beside this file, from which the README's table is made
 (``python -m tests.test_readme``), so that no figure there is typed by hand.
@@ -77,10 +79,17 @@ def load() -> dict[str, dict[str, Any]]:
     return kept
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The tools named, and after ``--`` the options passed on to each."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def main() -> None:
     results = load()
-    for tool in sys.argv[1:] or sorted({bar.tool for bar in BARS}):
-        command = [sys.executable, "-m", f"tests.performance.{tool}"]
+    names, options = _split(sys.argv[1:])
+    for tool in names or sorted({bar.tool for bar in BARS}):
+        command = [sys.executable, "-m", f"tests.performance.{tool}", *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         lines = done.stdout.strip().splitlines()
         if not lines or not lines[-1].startswith("{"):
