@@ -66,11 +66,8 @@ class EngineTrack:
     """Since when there has been work and nothing has moved; None while something moves or there is no work."""
     busy: bool
     """There is work, or tokens moved since the scrape before."""
-    buckets_changed: bool = False
     step_unit: bool = False
     """One interval observation is an engine step that may yield several tokens."""
-    retries_seen: bool = False
-    """The last interval's prefix look-ups may hold retries and were not counted."""
     kept: Kept = field(default_factory=dict)
     seen_wall: float | None = None
     """When this process last answered, in Unix time."""
@@ -153,7 +150,6 @@ def step(
     memory, verdict, grown = judge(memory, identity, page.counters, hold=hold, seen_wall=track.seen_wall)
     # Counters that differ because another process answers are no proof of work.
     worked = moved and track.memory.suspect is None and verdict is not Verdict.RESTART_SEEN
-    retries = False
     step_unit = track.step_unit or page.shape.has("draft_tokens")
     if grown is not None:
         retries = _retries_possible(track, page, grown)
@@ -180,9 +176,7 @@ def step(
         start_time=identity.began or track.start_time,
         frozen_since=frozen,
         busy=work > 0 or worked,
-        buckets_changed=changed,
         step_unit=step_unit,
-        retries_seen=retries,
         kept=kept,
         seen_wall=seen_wall if verdict is not Verdict.RESTART_SEEN else track.seen_wall,
         disturbed_at=disturbed,

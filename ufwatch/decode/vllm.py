@@ -17,7 +17,6 @@ from operator import itemgetter
 
 from ufwatch import metrics
 from ufwatch.decode.layout import Layout
-from ufwatch.model import Labels
 
 _ENGINE = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
@@ -258,8 +257,3 @@ def _edges(bucket_series: Sequence[tuple[int, dict[str, str]]]) -> dict[float, l
 def _model_name(series: Mapping[str, list[tuple[int, dict[str, str]]]]) -> str:
     names = [labels["model_name"] for found in series.values() for _, labels in found if "model_name" in labels]
     return names[0] if names else ""
-
-
-def engine_labels(target: str, shape: EngineShape) -> Labels:
-    """The labels every serving series of this engine starts with."""
-    return (("target", target), ("model_name", shape.model_name), ("engine", shape.engine))
