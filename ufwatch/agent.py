@@ -20,6 +20,7 @@ from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, TargetConfig
 from ufwatch.core import gpu as gpu_core
+from ufwatch.core.schedule import next_due, offset
 from ufwatch.core.sources import Life, life_samples
 from ufwatch.core.state import device_over
 from ufwatch.decode.gpu import CardId, GpuSnapshot
@@ -30,7 +31,6 @@ from ufwatch.model import Health, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
 from ufwatch.render.readings import target_json
 from ufwatch.sources.discovery import Discovery
-from ufwatch.sources.scrape import offset
 
 _LOG = logging.getLogger("ufwatch.agent")
 _DEADLINE_SHARE = 0.9
@@ -95,6 +95,8 @@ class Agent:
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
+        self._began = 0.0
+        """When the first target arrived: what every target's moments are counted from."""
         self._finding = asyncio.Lock()
         """A look that is under way would bring back targets that a reload has just taken away."""
         self._gpu_state = gpu_core.GpuState()
@@ -166,7 +168,9 @@ class Agent:
             interval_seconds=self.config.interval_seconds,
             window_seconds=self._window_seconds,
         )
-        first = offset(self._arrivals, self.config.interval_seconds)
+        if self._arrivals == 0:
+            self._began = self._clock.monotonic()
+        first = self._began + offset(self._arrivals, self.config.interval_seconds)
         self._arrivals += 1
         tasks = self._tasks[config.name] = []
         if attached.background is not None:
@@ -185,9 +189,8 @@ class Agent:
             self._forget(f"target:{name}")
 
     async def _follow(self, target: Target, first_seconds: float) -> None:
-        await asyncio.sleep(first_seconds if self._arrivals > 1 else 0.0)
         owner = f"target:{target.config.name}"
-        await self._every(self.config.interval_seconds, lambda: self.cycle(target), owner)
+        await self._every(self.config.interval_seconds, lambda: self.cycle(target), owner, first_seconds)
 
     async def cycle(self, target: Target) -> None:
         """One round of one target, onto the page."""
@@ -199,24 +202,26 @@ class Agent:
         return min(_MAX_DEADLINE_SECONDS, _DEADLINE_SHARE * self.config.interval_seconds)
 
     async def _every(
-        self, interval_seconds: float, work: Callable[[], Coroutine[Any, Any, None]], owner: str = ""
+        self,
+        interval_seconds: float,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        owner: str = "",
+        first_seconds: float | None = None,
     ) -> None:
         """Runs ``work`` at even times; a round that fails is logged, and the next one is made all the same.
 
         What ``owner`` had on the page is taken off then: it would look as if it had just been measured.
         """
-        due = self._clock.monotonic()
+        now = self._clock.monotonic()
+        due = next_due(now if first_seconds is None else first_seconds, interval_seconds, now)
         while True:
+            await asyncio.sleep(max(0.0, due - self._clock.monotonic()))
             try:
                 await work()
             except Exception:
                 _LOG.exception("a round failed; this is a bug in ufwatch, please report it")
                 self._forget(owner)
-            due += interval_seconds
-            wait = due - self._clock.monotonic()
-            if wait < 0:  # late: skip the rounds that were missed instead of making them up in a burst
-                due -= wait
-            await asyncio.sleep(max(0.0, wait))
+            due = next_due(due + interval_seconds, interval_seconds, self._clock.monotonic())
 
     async def poll_gpus(self) -> None:
         """One round of the cards, onto the page."""

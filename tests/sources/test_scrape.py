@@ -1,4 +1,4 @@
-"""One GET per target, however many want its result; addresses and offsets."""
+"""One GET per target, however many want its result; addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ufwatch.clock import ManualClock
 from ufwatch.config import HttpAccess, TargetConfig
 from ufwatch.model import UP, Reason
 from ufwatch.sources.fetch import Fetcher
-from ufwatch.sources.scrape import ScrapeSource, metrics_url, offset, offsets
+from ufwatch.sources.scrape import ScrapeSource, metrics_url
 
 
 def target(port: int) -> TargetConfig:
@@ -175,17 +175,3 @@ def test_what_is_no_address(url: str) -> None:
         metrics_url(url)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_offsets_are_spread_and_stay() -> None:
-    assert offsets(0, 5.0) == ()
-    assert offsets(1, 5.0) == (0.0,)
-    for n in range(2, 300):
-        assert offsets(n, 5.0)[:-1] == offsets(n - 1, 5.0)
-    for first in (0, 1, 77, 10_000):
-        for n in (2, 3, 5, 50, 77, 500):
-            due = sorted(offset(index, 5.0) for index in range(first, first + n))
-            assert 0.0 <= due[0] <= due[-1] < 5.0
-            gaps = [b - a for a, b in zip(due, [*due[1:], due[0] + 5.0], strict=True)]
-            assert max(gaps) < 2 * 5.0 / n
-            assert min(gaps) > 0.3 * 5.0 / n

@@ -10,8 +10,6 @@ from ufwatch.config import TargetConfig
 from ufwatch.model import Health
 from ufwatch.sources.fetch import Fetcher
 
-_GOLDEN = 0.6180339887498949
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrape:
@@ -86,18 +84,3 @@ def metrics_url(url: str) -> str:
     path = parts.path.rstrip("/")
     path = parts.path if path.endswith("/metrics") else f"{path}/metrics"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-
-
-def offset(index: int, interval_seconds: float) -> float:
-    """When, within an interval, the ``index``-th target that ever arrived is due; seconds, at least 0.
-
-    Multiples of the golden ratio, taken modulo one: an offset depends on nothing but the target's own index, so it
-    stays when others come and go, and any run of consecutive indexes, also one whose first have gone, is spread nearly
-    evenly: the largest gap is under twice the mean one. Bit reversal is even only at powers of two and from index 0.
-    """
-    return (index * _GOLDEN) % 1.0 * interval_seconds
-
-
-def offsets(n: int, interval_seconds: float) -> tuple[float, ...]:
-    """The offsets of the first ``n`` targets, in order of arrival: ``offsets(n + 1)`` only adds one at its end."""
-    return tuple(offset(index, interval_seconds) for index in range(n))
