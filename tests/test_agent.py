@@ -28,9 +28,8 @@ from ufwatch.sim.server import SimServer
 from ufwatch.sinks.memory import MemorySink
 from ufwatch.sinks.prometheus import PrometheusSink
 from ufwatch.sources.discovery import Discovery
-from ufwatch.sources.fetch import Fetcher
+from ufwatch.sources.fetch import Fetched, Fetcher
 from ufwatch.sources.replay import GpuReplay
-from ufwatch.sources.scrape import Scrape
 from ufwatch.web.app import build_app
 from ufwatch.web.server import serve
 
@@ -158,15 +157,13 @@ class Pages:
         self.fails = False
         self.polls = 0
 
-    async def poll(self, deadline_seconds: float) -> Scrape:
+    async def poll(self, deadline_seconds: float) -> Fetched:
         del deadline_seconds
         self.polls += 1
         if self.fails:
             raise RuntimeError("a bug")
         body = engine_page(generation=10.0 * self.polls, running=1, usage=0.001 * self.polls, more=self.more)
-        return Scrape(
-            at_seconds=self.clock.monotonic(), health=UP, body=body, openmetrics=False, seconds=0, wire_bytes=len(body)
-        )
+        return Fetched(at_seconds=self.clock.monotonic(), health=UP, body=body, seconds=0, wire_bytes=len(body))
 
 
 def _over(

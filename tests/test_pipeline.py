@@ -15,7 +15,7 @@ from ufwatch.decode.layout import Layouts
 from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import UP, Health, Quality, Reading, Reason, Sample
 from ufwatch.pipeline import Target
-from ufwatch.sources.scrape import Scrape
+from ufwatch.sources.fetch import Fetched
 from ufwatch.sources.textfile import TextfileSource
 
 INTERVAL, WINDOW = 5.0, 10.0
@@ -41,15 +41,13 @@ class Engine:
         self._looks = 0
         self._born = self.clock.wall()
 
-    async def poll(self, deadline_seconds: float) -> Scrape:
+    async def poll(self, deadline_seconds: float) -> Fetched:
         del deadline_seconds
         n = 100.0 * self._looks
         buckets = {"0.005": 0, "0.015": n, "0.025": n, "0.035": 2 * n, "+Inf": 2 * n}
         page = engine_page(generation=2 * n, running=1, buckets=buckets, interval_sum=n * 0.04)
         body = page if self.health.up else None
-        return Scrape(
-            at_seconds=self.clock.monotonic(), health=self.health, body=body, openmetrics=False, seconds=0, wire_bytes=0
-        )
+        return Fetched(at_seconds=self.clock.monotonic(), health=self.health, body=body, seconds=0, wire_bytes=0)
 
     def born(self) -> None:
         """A new writer begins now; its counts begin with the first look all the same."""
@@ -87,7 +85,7 @@ class Engine:
         return {dict(s.labels)["source"]: s.value for s in self.samples() if s.metric == metric}
 
     def samples(self) -> list[Sample]:
-        return self.target.samples(NO_SM)
+        return list(self.target.samples(NO_SM))
 
 
 @pytest.fixture

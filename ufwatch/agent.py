@@ -309,7 +309,7 @@ class Agent:
             samples.append(Sample("agent_resident_memory_bytes", (), resident))
         self._publish("agent", samples)
 
-    def _publish(self, owner: str, samples: list[Sample]) -> None:
+    def _publish(self, owner: str, samples: Iterable[Sample]) -> None:
         self._each_sink(owner, lambda sink: sink.publish(owner, samples))
 
     def _forget(self, owner: str) -> None:

@@ -5,7 +5,7 @@ Floor 0: pure values. Ratios are 0–1, times are seconds, sizes are bytes; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -156,3 +156,48 @@ class Sample(NamedTuple):
     metric: str
     labels: Labels
     value: float
+
+
+class Samples:
+    """Samples as two lists, what does not change from scrape to scrape apart from what does.
+
+    A target has some seventy of them; kept apart, the series are compared as a whole and the numbers moved as a whole.
+    """
+
+    __slots__ = ("series", "values")
+
+    def __init__(self, series: Iterable[tuple[str, Labels]] = (), values: Iterable[float] = ()) -> None:
+        self.series = list(series)
+        self.values = list(values)
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Samples:
+        """The same samples; these themselves where they are ``Samples`` already."""
+        if isinstance(samples, cls):
+            return samples
+        made = cls()
+        for metric, labels, value in samples:
+            made.add(metric, labels, value)
+        return made
+
+    def add(self, metric: str, labels: Labels, value: float) -> None:
+        """One more at the end."""
+        self.series.append((metric, labels))
+        self.values.append(value)
+
+    def extend(self, series: Sequence[tuple[str, Labels]], values: Iterable[float]) -> None:
+        """More at the end: a value for each of the series."""
+        self.series += series
+        self.values += values
+
+    def __iadd__(self, other: Iterable[Sample]) -> Samples:
+        more = Samples.of(other)
+        self.extend(more.series, more.values)
+        return self
+
+    def __iter__(self) -> Iterator[Sample]:
+        for (metric, labels), value in zip(self.series, self.values, strict=True):
+            yield Sample(metric, labels, value)
+
+    def __len__(self) -> int:
+        return len(self.values)

@@ -19,8 +19,8 @@ from ufwatch.core.target import EngineTotals, Seen, TargetReport
 from ufwatch.decode.layout import Layouts, PageReader
 from ufwatch.decode.textfile import TextfileSnapshot
 from ufwatch.decode.vllm import VllmPage, decode
-from ufwatch.model import Health, Reading, Reason, Sample
-from ufwatch.sources.scrape import Scrape
+from ufwatch.model import Health, Reading, Reason, Samples
+from ufwatch.sources.fetch import Fetched
 
 _LOG = logging.getLogger("ufwatch.target")
 _UNSEEN = Health(up=False, reason=Reason.WARMING_UP)
@@ -30,7 +30,7 @@ MISSED_BEFORE_GONE = 3
 class Page(Protocol):
     """Where a target's page comes from: a scrape, or a replay."""
 
-    async def poll(self, deadline_seconds: float) -> Scrape: ...
+    async def poll(self, deadline_seconds: float) -> Fetched: ...
 
 
 class Texts(Protocol):
@@ -112,7 +112,7 @@ class Target:
         """Whether KV events are configured and their publisher is not connected (yet)."""
         return self._kv_events is not None and not self._kv_events.snapshot().health.up
 
-    def samples(self, sm_utilization: Reading) -> list[Sample]:
+    def samples(self, sm_utilization: Reading) -> Samples:
         """The target's part of the page; ``sm_utilization`` is the best reading among its cards."""
         if self.report is None:
             return life_samples(self.config.name, self.lives, self._clock.monotonic())
@@ -132,7 +132,7 @@ class Target:
         engines = self.report.engines if self.report is not None else ()
         return (*self.process_readings, *(reading for engine in engines for reading in engine.readings))
 
-    def _decode(self, scrape: Scrape) -> tuple[VllmPage | None, Health, int]:
+    def _decode(self, scrape: Fetched) -> tuple[VllmPage | None, Health, int]:
         if scrape.body is None:
             return None, scrape.health, 0
         try:

@@ -1,13 +1,11 @@
-"""One GET per target, however many want its result; addresses."""
+"""One target's page, and the addresses that are one."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 from aiohttp import web
 
-from tests.sources.loopback import PAGE, answer, fetching, free_port, hang, looped, saying, serving, text
+from tests.sources.loopback import PAGE, answer, fetching, free_port, looped, saying, serving, text
 from ufwatch.clock import ManualClock
 from ufwatch.config import HttpAccess, TargetConfig
 from ufwatch.model import UP, Reason
@@ -54,63 +52,6 @@ async def test_an_application_server_is_scraped() -> None:
                 assert (await source.poll(5.0)).body == PAGE
     finally:
         await runner.cleanup()
-
-
-@looped
-async def test_concurrent_callers_share_one_get() -> None:
-    asked, go = asyncio.Event(), asyncio.Event()
-
-    async def turn(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked.set()
-        await go.wait()
-        writer.write(text())
-        return True
-
-    async with serving(turn) as server, fetching() as fetcher:
-        source = ScrapeSource(target(server.port), fetcher)
-        first = asyncio.create_task(source.poll(10.0))
-        await asked.wait()
-        others = [asyncio.create_task(source.poll(10.0)) for _ in range(5)]
-        await asyncio.sleep(0)
-        # Neither the caller that began it nor one that joined takes it away from the rest.
-        first.cancel()
-        others[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        with pytest.raises(asyncio.CancelledError):
-            await others[0]
-        go.set()
-        results = await asyncio.gather(*others[1:])
-        assert all(result is results[0] for result in results)
-        assert results[0].body == PAGE
-        assert len(server.heads) == 1
-        assert (await source.poll(10.0)) is not results[0]
-        assert len(server.heads) == 2
-
-
-@looped
-async def test_the_last_caller_to_go_ends_the_get() -> None:
-    silent = True
-
-    async def turn(_: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if silent:
-            return await hang(reader)
-        writer.write(text())
-        return True
-
-    async with serving(turn) as server, fetching() as fetcher:
-        source = ScrapeSource(target(server.port), fetcher)
-        callers = [asyncio.create_task(source.poll(20.0)) for _ in range(2)]
-        while not server.heads:
-            await asyncio.sleep(0)
-        for caller in callers:
-            caller.cancel()
-        results = await asyncio.gather(*callers, return_exceptions=True)
-        assert all(isinstance(result, asyncio.CancelledError) for result in results)
-        silent = False
-        # Whoever comes next does not inherit the cancelled one, though that one may not have ended yet.
-        assert (await source.poll(10.0)).body == PAGE
-        await server.ended.wait()
 
 
 @looped

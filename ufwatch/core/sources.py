@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ufwatch.model import Health, Labels, Reason, Sample
+from ufwatch.model import Health, Labels, Reason, Samples
 
 FAILURES = (Reason.CONNECT, Reason.TIMEOUT, Reason.STATUS, Reason.TLS, Reason.TRUNCATED, Reason.CONTENT)
 """The reasons a failed scrape is counted under; every other is ``other``."""
+_CLASSES = (*(reason.value for reason in FAILURES), "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +54,30 @@ def failure_class(reason: Reason) -> str:
     return reason.value if reason in FAILURES else "other"
 
 
-def life_samples(target: str, lives: Mapping[str, Life], now: float) -> list[Sample]:
+def life_samples(target: str, lives: Mapping[str, Life], now: float) -> Samples:
     """``source_up`` and ``source_age_seconds`` of one target's sources (target empty: the agent's own, like NVML)."""
-    samples = []
+    samples = Samples()
     for source, life in lives.items():
-        labels = _life_labels(source, target)
-        samples.append(Sample("source_up", labels, float(life.health.up)))
-        samples.append(Sample("source_age_seconds", labels, life.age(now)))
+        samples.extend(_life_series(source, target), (float(life.health.up), life.age(now)))
     return samples
 
 
 @lru_cache(maxsize=16384)
-def _life_labels(source: str, target: str) -> Labels:
-    return (("source", source), ("target", target))
+def _life_series(source: str, target: str) -> tuple[tuple[str, Labels], ...]:
+    labels: Labels = (("source", source), ("target", target))
+    return ("source_up", labels), ("source_age_seconds", labels)
 
 
-def scrape_samples(target: str, counts: ScrapeCounts) -> list[Sample]:
+def scrape_samples(target: str, counts: ScrapeCounts) -> Samples:
     """What scraping this target costs and how often it fails, every reason from 0."""
-    base, by_reason = _scrape_labels(target)
-    samples = [
-        Sample("scrape_seconds", base, counts.last_seconds),
-        Sample("scrape_bytes", base, float(counts.last_bytes)),
-        Sample("scrapes_total", base, float(counts.scrapes)),
-        Sample("parse_errors_total", base, float(counts.parse_errors)),
-    ]
-    for name, labels in by_reason:
-        samples.append(Sample("scrape_failures_total", labels, float(counts.failures.get(name, 0))))
-    return samples
+    failures = [float(counts.failures.get(name, 0)) for name in _CLASSES]
+    numbers = counts.last_seconds, float(counts.last_bytes), float(counts.scrapes), float(counts.parse_errors)
+    return Samples(_scrape_series(target), (*numbers, *failures))
 
 
 @lru_cache(maxsize=4096)
-def _scrape_labels(target: str) -> tuple[Labels, tuple[tuple[str, Labels], ...]]:
-    """The target's own labels, and with each class of failures."""
-    base = (("target", target),)
-    classes = (*(reason.value for reason in FAILURES), "other")
-    return base, tuple((name, (*base, ("reason", name))) for name in classes)
+def _scrape_series(target: str) -> tuple[tuple[str, Labels], ...]:
+    base: Labels = (("target", target),)
+    names = "scrape_seconds", "scrape_bytes", "scrapes_total", "parse_errors_total"
+    failed = (("scrape_failures_total", (*base, ("reason", name))) for name in _CLASSES)
+    return (*((name, base) for name in names), *failed)

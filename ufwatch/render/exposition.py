@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress, count
 from operator import itemgetter, ne
 
-from ufwatch.model import Labels, Sample
+from ufwatch.model import Labels, Sample, Samples
 from ufwatch.render.lines import Family, value_text, value_texts
 from ufwatch.spec import MetricSpec
 
@@ -49,9 +49,8 @@ _GZIP_WBITS = 31  # zlib's code for a gzip frame
 class _Owner:
     """What one owner shows: parallel sequences, in the order of its last put."""
 
-    metrics: tuple[str, ...] = ()
-    labels: tuple[Labels, ...] = ()
-    values: tuple[float, ...] = ()
+    series: list[tuple[str, Labels]] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     texts: list[str] | None = None
     """The values as text, or None when they stand in the page's own list, from ``start`` on."""
     start: int = 0
@@ -115,16 +114,16 @@ class Page:
         """All samples left out since the start."""
         return self.dropped.total()
 
-    def put(self, owner: str, samples: Sequence[Sample]) -> None:
+    def put(self, owner: str, samples: Iterable[Sample]) -> None:
         """Replaces all that ``owner`` shows. Never raises for what a sample holds: bad ones are dropped and counted."""
         kept = self._owners.get(owner)
         if kept is None:
             kept = self._owners[owner] = _Owner()
-        metrics, labels, values = zip(*samples, strict=False) if samples else ((), (), ())
-        same = metrics == kept.metrics and labels == kept.labels
-        if not (self._move(kept, values) if same and kept.texts is None else self._take(kept, metrics, labels, values)):
-            good = [sample for sample in samples if value_text(sample.value) is not None]
-            self.dropped[Drop.VALUE] += len(samples) - len(good)
+        given = Samples.of(samples)
+        series, values = given.series, given.values
+        if not (self._move if series == kept.series and kept.texts is None else self._take)(kept, series, values):
+            good = [sample for sample in given if value_text(sample.value) is not None]
+            self.dropped[Drop.VALUE] += len(given) - len(good)
             self.put(owner, good)
         elif kept.refused:
             self.dropped.update(kept.refused)
@@ -156,7 +155,7 @@ class Page:
     def _changed(self) -> None:
         self.generation += 1
 
-    def _move(self, kept: _Owner, values: tuple[float, ...]) -> bool:
+    def _move(self, kept: _Owner, _: list[tuple[str, Labels]], values: list[float]) -> bool:
         """Takes new values of the series that are already there; False when one of them cannot be written."""
         before, start = kept.values, kept.start
         # Three values tell a page on which all moves from one on which little does; being wrong costs time only.
@@ -179,17 +178,15 @@ class Page:
         self._changed()
         return True
 
-    def _take(
-        self, kept: _Owner, metrics: tuple[str, ...], labels: tuple[Labels, ...], values: tuple[float, ...]
-    ) -> bool:
+    def _take(self, kept: _Owner, series: list[tuple[str, Labels]], values: list[float]) -> bool:
         """Takes samples of another shape; False when one of their values cannot be written."""
         texts = value_texts(values)
         if texts is None:
             return False
-        if metrics != kept.metrics or labels != kept.labels:
+        if series != kept.series:
             kept.lines = []
             kept.refused.clear()
-            for metric, pairs in zip(metrics, labels, strict=True):
+            for metric, pairs in series:
                 family = self._families.get(metric)
                 prefix = None if family is None else family.prefix(pairs)
                 if family is None or prefix is None:
@@ -197,7 +194,7 @@ class Page:
                     kept.lines.append(None)
                 else:
                     kept.lines.append((family.order, prefix))
-        kept.metrics, kept.labels, kept.values, kept.texts = metrics, labels, values, texts
+        kept.series, kept.values, kept.texts = series, values, texts
         self._layout = None
         self._changed()
         return True

@@ -17,7 +17,7 @@ class PrometheusSink:
 
     def publish(self, owner: str, samples: Iterable[Sample]) -> None:
         """Replaces everything this owner has on the page."""
-        self._page.put(owner, list(samples))
+        self._page.put(owner, samples)
 
     def forget(self, owner: str) -> None:
         """Takes an owner's series off the page; Prometheus marks them stale at its next scrape."""

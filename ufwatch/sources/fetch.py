@@ -42,16 +42,16 @@ class Fetched:
 
     health: Health
     body: bytes | None
-    content_type: str
-    openmetrics: bool
-    status: int | None
-    """The last HTTP status seen; None where no answer came."""
     seconds: float
     """From the call to the last byte of the body, or to the failure."""
     wire_bytes: int
     """Body bytes as they were sent, compressed or not; headers are not counted."""
     at_seconds: float
-    """Monotonic time at which the body was complete, or the failure certain."""
+    """Monotonic time at which the body was complete, or the failure certain: the time of every value in it."""
+    content_type: str = ""
+    openmetrics: bool = False
+    status: int | None = None
+    """The last HTTP status seen; None where no answer came."""
 
 
 @dataclass(slots=True)

@@ -1,68 +1,27 @@
-"""One inference server's ``/metrics``: one GET in flight, however many want its result."""
+"""One inference server's ``/metrics``."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from ufwatch.config import TargetConfig
-from ufwatch.model import Health
-from ufwatch.sources.fetch import Fetcher
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrape:
-    """One attempt at a target. ``body`` is a whole exposition page, None exactly when ``health`` is not up."""
-
-    at_seconds: float
-    """Monotonic time at which the body was complete, or the failure certain: the time of every value in it."""
-    health: Health
-    body: bytes | None
-    openmetrics: bool
-    seconds: float
-    wire_bytes: int
+from ufwatch.sources.fetch import Fetched, Fetcher
 
 
 class ScrapeSource:
-    """Scrapes one target. Raises ValueError where its ``url`` cannot be an address (see :func:`metrics_url`)."""
+    """Scrapes one target. Raises ValueError where its ``url`` cannot be an address (see :func:`metrics_url`).
+
+    Only the target's own task asks it, so that one GET is in flight however many read what came of it.
+    """
 
     def __init__(self, target: TargetConfig, fetcher: Fetcher) -> None:
         self.target = target
         self.url = metrics_url(target.url)
         self._fetcher = fetcher
-        self._flight: asyncio.Task[Scrape] | None = None
-        self._waiting = 0
 
-    async def poll(self, deadline_seconds: float) -> Scrape:
-        """One scrape. Whoever calls while one is under way gets that one's result, within its first caller's deadline.
-
-        Nothing is raised except CancelledError. A cancelled caller leaves the scrape to the others; the last ends it.
-        """
-        flight = self._flight
-        if flight is None:
-            flight = self._flight = asyncio.create_task(self._scrape(deadline_seconds), name=f"scrape {self.url}")
-            self._waiting = 0
-        self._waiting += 1
-        try:
-            return await asyncio.shield(flight)
-        finally:
-            if self._flight is flight:
-                self._waiting -= 1
-                if flight.done() or self._waiting == 0:
-                    self._flight = None
-                    flight.cancel()
-
-    async def _scrape(self, deadline_seconds: float) -> Scrape:
-        fetched = await self._fetcher.get(self.url, self.target.access, deadline_seconds=deadline_seconds)
-        return Scrape(
-            at_seconds=fetched.at_seconds,
-            health=fetched.health,
-            body=fetched.body,
-            openmetrics=fetched.openmetrics,
-            seconds=fetched.seconds,
-            wire_bytes=fetched.wire_bytes,
-        )
+    async def poll(self, deadline_seconds: float) -> Fetched:
+        """One scrape. Nothing is raised except CancelledError."""
+        return await self._fetcher.get(self.url, self.target.access, deadline_seconds=deadline_seconds)
 
 
 def metrics_url(url: str) -> str:
