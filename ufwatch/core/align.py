@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ufwatch import metrics
 from ufwatch.core.continuity import Continuity
@@ -62,7 +61,7 @@ def realign(old: EngineShape, memory: Continuity, kept: Kept, page: EnginePage) 
             for place, value in zip(places_now, values, strict=True):
                 base[place] = value
             dropped = dropped or before
-    return replace(memory, base=base, suspect=suspect), missing, dropped
+    return memory._replace(base=base, suspect=suspect), missing, dropped
 
 
 def _returning(

@@ -9,9 +9,9 @@ until five scrapes in a row have come from one process.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import sub
+from typing import NamedTuple
 
 CLEAN_SCRAPES = 5
 CLOCK_SLACK_SECONDS = 60.0
@@ -34,8 +34,7 @@ class Verdict(StrEnum):
     INCONSISTENT = "inconsistent"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What tells one process from another; either may be missing (multiprocess mode has neither)."""
 
     process_start: float | None
@@ -53,8 +52,7 @@ class Identity:
         return self.process_start if self.process_start is not None else self.created
 
 
-@dataclass(frozen=True, slots=True)
-class Continuity:
+class Continuity(NamedTuple):
     """What is remembered of the pages before. ``base`` is the vector that deltas are taken from."""
 
     identity: Identity
@@ -100,22 +98,22 @@ def judge(
     delta = list(map(sub, counters, memory.base))
     if min(delta) >= 0.0:
         if hold:
-            return replace(memory, identity=identity), Verdict.HELD, None
+            return memory._replace(identity=identity), Verdict.HELD, None
         calm = min(memory.since_step_back + 1, _STEP_BACK_MEMORY)
-        return replace(memory, identity=identity, base=counters, since_step_back=calm), Verdict.CONTINUES, delta
+        return memory._replace(identity=identity, base=counters, since_step_back=calm), Verdict.CONTINUES, delta
     slight = all(now > before / 2 for now, before in zip(counters, memory.base, strict=True) if now < before)
     if same is None and (not slight or memory.since_step_back < _STEP_BACK_MEMORY):
         # Without an identity a deep fall may be a restart; slight ones again and again are workers with like counts.
         return _inconsistent(memory, identity, counters) if slight else _suspect(memory, identity, counters)
     # One process, so no restart: what fell counts again from where it was, and only what it then has more.
     base = array("d", map(max, counters, memory.base))
-    stepped = replace(memory, identity=identity, base=base, since_step_back=0)
+    stepped = memory._replace(identity=identity, base=base, since_step_back=0)
     return stepped, Verdict.STEP_BACK, [max(0.0, grown) for grown in delta]
 
 
 def _suspect(memory: Continuity, identity: Identity, counters: array[float]) -> Judgement:
     past = (*memory.past, memory.suspect_identity or memory.identity)[-_REMEMBERED:]
-    return replace(memory, suspect=counters, suspect_identity=identity, past=past), Verdict.RESTART_SEEN, None
+    return memory._replace(suspect=counters, suspect_identity=identity, past=past), Verdict.RESTART_SEEN, None
 
 
 def _after_restart(
@@ -141,7 +139,7 @@ def _after_restart(
         # Another server has taken over the address: what it did before is not ours to count.
         return confirmed, Verdict.FIRST, None
     if hold:
-        return replace(memory, suspect=counters, suspect_identity=identity), Verdict.RESTART_SEEN, None
+        return memory._replace(suspect=counters, suspect_identity=identity), Verdict.RESTART_SEEN, None
     return confirmed, Verdict.RESTARTED, list(counters)
 
 
@@ -170,4 +168,4 @@ def _while_inconsistent(memory: Continuity, identity: Identity, counters: array[
     clean = memory.clean + 1 if steady else 0
     if clean >= CLEAN_SCRAPES:
         return Continuity(identity, counters), Verdict.FIRST, None
-    return replace(memory, identity=identity, base=counters, clean=clean), Verdict.INCONSISTENT, None
+    return memory._replace(identity=identity, base=counters, clean=clean), Verdict.INCONSISTENT, None

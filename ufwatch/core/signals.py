@@ -6,15 +6,15 @@ Everything here is a pure function of a track, the other sources' windows and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from ufwatch import catalogue, families, metrics
 from ufwatch.catalogue import Provider, Signal
 from ufwatch.core.continuity import Verdict
 from ufwatch.core.spread import occupied, quantile_edges
-from ufwatch.core.track import EngineTrack
+from ufwatch.core.track import COLUMN, EngineTrack
 from ufwatch.core.window import Span, Totals
 from ufwatch.formula import Window, counters_of, evaluate
 from ufwatch.model import EngineState, Labels, Quality, Reading, Reason
@@ -32,11 +32,41 @@ _BY_VERDICT = {
     Verdict.STEP_BACK: Reason.INCONSISTENT,
     Verdict.INCONSISTENT: Reason.INCONSISTENT,
 }
+_RATES = (
+    ("preemptions_rate", COLUMN["preemptions_total"], "preemptions"),
+    ("prompt_tokens_rate", COLUMN["prompt_tokens"], "prompt_tokens"),
+    ("generation_tokens_rate", COLUMN["decode_tokens_total"], "generation_tokens"),
+)
+"""Signal, its column of the totals, and what the page must have for it."""
 _BY_STATE = {EngineState.STALLED: Reason.STALLED, EngineState.ASLEEP: Reason.ASLEEP}
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInput:
+class _Latency(NamedTuple):
+    """One latency histogram: its name, its two signals, and where it stands in a track."""
+
+    name: str
+    mean_id: str
+    p99_id: str
+    histogram: int
+    summed: int
+    observed: int
+
+
+_LATENCIES = tuple(
+    _Latency(
+        name,
+        f"{name}_mean",
+        f"{name}_p99",
+        metrics.HISTOGRAM_INDEX[name],
+        COLUMN[f"{name}_sum"],
+        COLUMN[f"{name}_count"],
+    )
+    for name in families.LATENCIES
+)
+_LATENCY = {latency.name: latency for latency in _LATENCIES}
+
+
+class EngineInput(NamedTuple):
     """What one engine's signals are made from.
 
     ``extra`` holds the windows of the sources beside the page (``plugin``, ``kv_events``) that are alive; one of 0 s
@@ -54,14 +84,25 @@ class EngineInput:
 def engine_readings(given: EngineInput) -> tuple[Reading, ...]:
     """All readings of one engine: the page's share of the seven, then latencies, requests and rates."""
     span, blocked = _span(given)
-    readings = [_signal(signal, given, span, blocked) for signal in catalogue.ENGINE_SIGNALS]
+    track = given.track
+    exact = _best(Quality.EXACT, track)
+    if track is not None and not given.extra:
+        providers = _page_providers(track.shape.present)
+    else:
+        providers = tuple(provider_of(signal, given) for signal in catalogue.ENGINE_SIGNALS)
+    readings = [
+        _signal(signal, provider, given, span, blocked)
+        for signal, provider in zip(catalogue.ENGINE_SIGNALS, providers, strict=True)
+    ]
     if "plugin" in given.extra:
-        probes = _signal(catalogue.PAGE_TABLE_PROBES, given, span, blocked)
+        signal = catalogue.PAGE_TABLE_PROBES
+        probes = _signal(signal, provider_of(signal, given), given, span, blocked)
         if probes.value is not None:
             readings.append(probes)
-    for name in families.LATENCIES:
-        readings.extend(_latency(name, given, span, blocked))
-    readings.extend(_requests(given, span, blocked))
+    labels: Labels = (("engine", given.engine),)
+    for latency in _LATENCIES:
+        readings += _latency(latency, labels, track, span, blocked, exact)
+    readings += _requests(given, labels, span, blocked, exact)
     return tuple(readings)
 
 
@@ -90,7 +131,15 @@ def provider_of(signal: Signal, given: EngineInput) -> Provider | None:
     return None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
+def _page_providers(present: frozenset[str]) -> tuple[Provider | None, ...]:
+    """The best source of each of an engine's signals, of those on a page that has these."""
+    return tuple(
+        next((p for p in signal.providers if _on_page(p.source, signal.id, present)), None)
+        for signal in catalogue.ENGINE_SIGNALS
+    )
+
+
 def _on_page(source: str, signal_id: str, present: frozenset[str]) -> bool:
     if source == "histogram":
         return "itl" in present
@@ -105,9 +154,10 @@ def _on_page(source: str, signal_id: str, present: frozenset[str]) -> bool:
     return source in present
 
 
-def _signal(signal: Signal, given: EngineInput, span: Span | None, blocked: Reason | None) -> Reading:
+def _signal(
+    signal: Signal, provider: Provider | None, given: EngineInput, span: Span | None, blocked: Reason | None
+) -> Reading:
     labels: Labels = (("engine", given.engine), *signal.extra)
-    provider = provider_of(signal, given)
     if provider is None:
         why = Reason.NO_SOURCE if given.track is not None else given.absent or Reason.NO_SOURCE
         return Reading(signal.id, labels, None, reason=why)
@@ -164,58 +214,61 @@ def _refused(span: Span | None) -> Reason | None:
     return None if (span.increase("page_table_lookups_total") or 0.0) > 0 else Reason.RETRIES_COUNTED
 
 
-def _latency(name: str, given: EngineInput, span: Span | None, blocked: Reason | None) -> tuple[Reading, Reading]:
+def _latency(
+    latency: _Latency,
+    labels: Labels,
+    track: EngineTrack | None,
+    span: Span | None,
+    blocked: Reason | None,
+    quality: Quality,
+) -> tuple[Reading, Reading]:
     """Mean and 99th percentile, never one without the other."""
-    labels: Labels = (("engine", given.engine),)
-    mean_id, p99_id = f"{name}_mean", f"{name}_p99"
-
-    def both(reason: Reason) -> tuple[Reading, Reading]:
-        return Reading(mean_id, labels, None, reason=reason), Reading(p99_id, labels, None, reason=reason)
-
-    track = given.track
+    mean_id, p99_id = latency.mean_id, latency.p99_id
     if track is None or span is None:
-        return both(blocked or Reason.NO_SOURCE)
-    histogram, quality = metrics.HISTOGRAM_INDEX[name], _best(Quality.EXACT, track)
-    if track.shape.buckets[histogram] is None and name == "tpot":
+        return _neither(mean_id, p99_id, labels, blocked or Reason.NO_SOURCE)
+    if track.shape.buckets[latency.histogram] is None and latency.name == "tpot":
         # Before 0.11 the mean interval is the nearest thing to the time per output token.
-        name, histogram, quality = "itl", _ITL, Quality.PROXY
-    if not track.shape.has(name):
-        return both(Reason.NO_SOURCE)
-    count, total = span.increase(f"{name}_count") or 0.0, span.increase(f"{name}_sum") or 0.0
+        latency, quality = _LATENCY["itl"], Quality.PROXY
+    if latency.name not in track.shape.present:
+        return _neither(mean_id, p99_id, labels, Reason.NO_SOURCE)
+    first, final = span.first, span.final
+    count = final[latency.observed] - first[latency.observed]
     if count <= 0:
-        return both(Reason.IDLE)
-    mean = Reading(mean_id, labels, total / count, source="histogram", quality=quality)
-    grown = track.bucket_increase(span, histogram)
+        return _neither(mean_id, p99_id, labels, Reason.IDLE)
+    mean = (final[latency.summed] - first[latency.summed]) / count
+    shown = Reading(mean_id, labels, mean, None, None, "histogram", quality)
+    grown = track.bucket_increase(span, latency.histogram)
     if grown is None:
-        return mean, Reading(p99_id, labels, None, reason=Reason.BUCKETS_CHANGED)
+        return shown, Reading(p99_id, labels, None, reason=Reason.BUCKETS_CHANGED)
     low, high = quantile_edges(grown[0], grown[1], 0.99)
     known = Reason.EDGES_ONLY if low != 0.0 else Reason.FIRST_BUCKET
     reason = known if high is not None else Reason.OVERFLOW_BUCKET
-    return mean, Reading(p99_id, labels, None, low, high, "histogram", Quality.BOUNDED, reason)
+    return shown, Reading(p99_id, labels, None, low, high, "histogram", Quality.BOUNDED, reason)
 
 
-def _requests(given: EngineInput, span: Span | None, blocked: Reason | None) -> list[Reading]:
-    labels: Labels = (("engine", given.engine),)
+def _neither(mean_id: str, p99_id: str, labels: Labels, reason: Reason) -> tuple[Reading, Reading]:
+    return Reading(mean_id, labels, None, reason=reason), Reading(p99_id, labels, None, reason=reason)
+
+
+def _requests(
+    given: EngineInput, labels: Labels, span: Span | None, blocked: Reason | None, exact: Quality
+) -> list[Reading]:
     track = given.track
     readings = []
-    for signal, raw in (("running", "running"), ("waiting", "waiting"), ("kv_usage", "kv_usage")):
+    for raw in ("running", "waiting", "kv_usage"):
         value = track.gauge(raw) if track is not None else None
         if value is not None and track is not None and track.verdict is not Verdict.INCONSISTENT:
-            readings.append(Reading(signal, labels, value, source="vllm", quality=Quality.EXACT))
+            readings.append(Reading(raw, labels, value, None, None, "vllm", Quality.EXACT))
         else:
-            readings.append(Reading(signal, labels, None, reason=given.absent or _no_gauge(track, raw, value)))
-    for signal, column, raw in (
-        ("preemptions_rate", "preemptions_total", "preemptions"),
-        ("prompt_tokens_rate", "prompt_tokens", "prompt_tokens"),
-        ("generation_tokens_rate", "decode_tokens_total", "generation_tokens"),
-    ):
-        if track is not None and not track.shape.has(raw):
+            readings.append(Reading(raw, labels, None, reason=given.absent or _no_gauge(track, raw, value)))
+    for signal, column, raw in _RATES:
+        if track is not None and raw not in track.shape.present:
             readings.append(Reading(signal, labels, None, reason=Reason.NO_SOURCE))
         elif span is None:
             readings.append(Reading(signal, labels, None, reason=blocked or Reason.NO_SOURCE))
         else:
-            rate = (span.increase(column) or 0.0) / span.seconds
-            readings.append(Reading(signal, labels, rate, source="vllm", quality=_best(Quality.EXACT, track)))
+            rate = (span.final[column] - span.first[column]) / span.seconds
+            readings.append(Reading(signal, labels, rate, None, None, "vllm", exact))
     readings.append(_unmatched(labels, track, span, blocked))
     return readings
 

@@ -11,6 +11,7 @@ squares are returned. Counts are floats, because counters are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf, isfinite, sqrt
 
@@ -99,9 +100,6 @@ def quantile_edges(edges: Sequence[float], cumulative: Sequence[float], q: float
         return None, None
     # 0.07 * 100 is 7.000000000000001: a product of rounding must not push an exact rank into the next bucket.
     rank = q * n * (1.0 - 1e-12)
-    low = 0.0
-    for upper, reached in zip(edges, cumulative, strict=True):
-        if reached >= rank and reached > 0.0:
-            return low, None if upper == inf else upper
-        low = upper
-    return None, None
+    at = bisect_left(cumulative, max(rank, 5e-324))  # the least number above 0: a bucket must hold something
+    upper = edges[at]
+    return edges[at - 1] if at else 0.0, None if upper == inf else upper

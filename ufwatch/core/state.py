@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ufwatch.core.continuity import Verdict
 from ufwatch.core.track import STALLED_AFTER_SECONDS, EngineTrack
@@ -51,8 +51,7 @@ def silent_state(
     return before
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
+class Breaker(NamedTuple):
     """One kind of memory breaker. ``over_since`` is when memory was first seen over the line in an unbroken row."""
 
     open: bool = False

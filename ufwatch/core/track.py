@@ -7,10 +7,11 @@ cumulative buckets of each histogram. Everything later (rates, ratios, bounds, q
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isnan, nan
 from operator import add, sub
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ufwatch import metrics
 from ufwatch.core.align import Kept, interchangeable, realign, relaid
@@ -51,8 +52,7 @@ _ITL = metrics.HISTOGRAM_INDEX["itl"]
 _ITL_SUM = SUMS + 2 * _ITL
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTrack:
+class EngineTrack(NamedTuple):
     """Everything remembered of one engine between scrapes."""
 
     shape: EngineShape
@@ -68,7 +68,7 @@ class EngineTrack:
     """There is work, or tokens moved since the scrape before."""
     step_unit: bool = False
     """One interval observation is an engine step that may yield several tokens."""
-    kept: Kept = field(default_factory=dict)
+    kept: Kept = MappingProxyType({})
     seen_wall: float | None = None
     """When this process last answered, in Unix time."""
     disturbed_at: float | None = None
@@ -144,7 +144,7 @@ def step(
         memory, kept, changed = realign(track.shape, memory, kept, page)
         totals = relaid(track.shape, page.shape, totals, _SHIFT, 0.0)
         entries = tuple((when, relaid(track.shape, page.shape, old, _SHIFT, nan)) for when, old in history.entries)
-        history = replace(history, entries=entries)
+        history = history._replace(entries=entries)
     identity = Identity(process_start, page.gauge("created"))
     moved = track.memory.suspect is not None or _moved(track, page)
     memory, verdict, grown = judge(memory, identity, page.counters, hold=hold, seen_wall=track.seen_wall)
@@ -185,7 +185,7 @@ def step(
 
 def after_gap(track: EngineTrack) -> EngineTrack:
     """The track of a target that was gone so long that its series vanished: no rate is drawn across the gap."""
-    return replace(track, history=track.history.cleared(), frozen_since=None)
+    return track._replace(history=track.history.cleared(), frozen_since=None)
 
 
 def _growth(shape: EngineShape, grown: list[float], *, retries: bool) -> list[float]:

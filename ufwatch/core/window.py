@@ -5,13 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class History(Generic[V]):
+class History(NamedTuple, Generic[V]):
     """Entries ``(monotonic seconds, value)``, newest last, kept just long enough to answer for ``window_seconds``.
 
     ``window_seconds`` None keeps the first entry for ever and answers over all of it (``once``).
@@ -51,8 +50,7 @@ class History(Generic[V]):
         return first, final
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A full window over columns of arrays: what a formula sees."""
 
     columns: Mapping[str, int]
