@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 
 from tests.performance.targets import busy_targets
 from ufwatch import assemble, catalogue
+from ufwatch.cli.run import spare_the_collector
 from ufwatch.clock import SystemClock
 from ufwatch.config import Config, GpuConfig, TargetConfig
 from ufwatch.model import Sample
@@ -92,6 +93,7 @@ async def measured(read_page: Callable[[], bytes], counts: Callable[[], tuple[in
 
 
 async def ours(urls: Sequence[str], seconds: int) -> Cost:
+    spare_the_collector()  # as `ufwatch run` does
     clock = SystemClock()
     sink = Sink()
     fetcher = Fetcher({}, clock=clock)

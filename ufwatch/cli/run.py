@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Coroutine, Iterator, Mapping
@@ -49,7 +50,17 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         print(f"ufwatch: the configuration is good: {_targets_text(config)}")
         return 0
     setup_logging(logs.level, logs.format)
+    spare_the_collector()
     return run_loop(_serve(config, env, given))
+
+
+def spare_the_collector() -> None:
+    """Lets the cyclic collector look less often, and never again at what has been imported.
+
+    At its defaults it takes a twelfth of the agent's CPU and finds next to nothing: a cycle frees what it made.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
