@@ -39,7 +39,22 @@ def test_names_are_unique_and_units_are_base_units() -> None:
 def test_no_family_has_a_label_of_unbounded_values() -> None:
     allowed = {
         *ENGINE_LABELS,
-        *("gpu", "uuid", "mig", "source", "unit", "by", "phase", "cache", "code", "kind", "state", "reason"),
+        *(
+            "gpu",
+            "uuid",
+            "mig",
+            "source",
+            "unit",
+            "by",
+            "phase",
+            "cache",
+            "code",
+            "kind",
+            "state",
+            "reason",
+            "slo",
+            "bound",
+        ),
         *("quality", "signal", "type", "class", "version", "python"),
     }
     assert {label for spec in catalogue.FAMILIES for label in spec.labels} <= allowed

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ufwatch"
 
 FLOORS = (
     ("model", "errors", "clock", "config", "address", "configschema"),
-    ("spec", "formula", "metrics", "families", "gpu_metrics", "catalogue"),
+    ("spec", "formula", "metrics", "families", "gpu_metrics", "catalogue", "thresholds"),
     ("decode", "core", "render"),
     ("document", "configpairs", "configfile", "precedence", "sources", "sinks", "sim"),
     ("pipeline", "agent", "assemble", "web"),
@@ -110,3 +110,14 @@ def test_the_agent_imports_nothing_it_does_not_need() -> None:
     code = f"import sys, ufwatch.cli.run; print(*[m for m in {FORBIDDEN_AT_START!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_exporters_need_nothing_but_the_standard_library() -> None:
+    """They run inside somebody's server: what it has is looked up there, and nothing of ours is."""
+    for path in sorted((ROOT / "exporters").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.append(node.module or "")
+            strange = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+            assert not strange, f"{path}: {strange}"

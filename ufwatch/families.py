@@ -42,6 +42,12 @@ PAGE_TABLE = (
         "unit",
         "source",
     ),
+    _gauge(
+        "page_table_miss_baseline_ratio",
+        TARGET_LABELS,
+        "Miss ratio by tokens that is usual for the target at this hour: the median of the same hour over 7 days, or "
+        "expected_miss of its configuration.",
+    ),
     _engine_counter(
         "page_table_misses_total", "Look-ups that missed since the agent started, in the same unit.", "unit", "source"
     ),
@@ -179,6 +185,23 @@ BREAKER = (
     _counter("memory_breaker_trips_total", (*TARGET_LABELS, "kind"), "Times the memory breaker opened."),
 )
 
+SLO = (
+    _counter("slo_events_total", (*TARGET_LABELS, "slo"), "Events the objective speaks of, since the agent started."),
+    _counter(
+        "slo_bad_events_total",
+        (*TARGET_LABELS, "slo", "bound"),
+        "Events that missed the objective since the agent started: bound=low are proved bad, bound=high may be. Equal "
+        "where the source counts the threshold exactly.",
+    ),
+    _gauge("slo_objective_ratio", ("slo",), "Share of events that must be good."),
+    _gauge(
+        "slo_error_budget_remaining_ratio",
+        (*TARGET_LABELS, "slo", "bound"),
+        "Share of the error budget that is left in the objective's own window; below 0 it is overspent. bound=low is "
+        "the least that can be left, bound=high the most.",
+    ),
+)
+
 AGENT = (
     _gauge(
         "signal_available",
@@ -215,4 +238,5 @@ SERVING_FAMILIES = (
     *REQUESTS,
     *STATE,
     *BREAKER,
+    *SLO,
 )

@@ -48,6 +48,11 @@ PCIE_RATE = _gauge(
 ROW_REMAP_PENDING = _gauge(
     "gpu_row_remap_pending", "1 while the remapping of a faulty memory row waits for a reset of the card."
 )
+AGEING_DRIFT = _gauge(
+    "gpu_ageing_drift_ratio",
+    "How much longer the card's engine steps take than in the first weeks on it under the same load, clocks and "
+    "temperature; absent until enough of both has been seen.",
+)
 ENERGY = _counter("gpu_energy_joules_total", "Energy used by the card since the agent started.")
 THROTTLE = _counter(
     "gpu_throttle_seconds_total",
@@ -81,6 +86,7 @@ GPU_FAMILIES: tuple[MetricSpec, ...] = (
     CLOCK_MAX,
     PCIE_RATE,
     ROW_REMAP_PENDING,
+    AGEING_DRIFT,
     ENERGY,
     THROTTLE,
     PCIE_REPLAYS,

@@ -108,6 +108,11 @@ class Target:
         _log_changes(before, self.report)
         return self.report
 
+    @property
+    def told_absent(self) -> Mapping[str, str]:
+        """What the exporters inside the server say they cannot give, by metric, and why."""
+        return self._text_snapshot.absent if self._text_snapshot is not None else {}
+
     def awaits_publisher(self) -> bool:
         """Whether KV events are configured and their publisher is not connected (yet)."""
         return self._kv_events is not None and not self._kv_events.snapshot().health.up

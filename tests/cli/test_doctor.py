@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_kv_events_that_arrive_are_good(simulators: Simulators, verb_json: VerbJ
     file.write_text(f"targets: [{{name: a, url: '{thrashing.url}', kv_events: {{bind: '{endpoint}'}}}}]")
     code, document = verb_json("doctor", "--config", str(file), "--no-gpu")
     assert code == 0
-    assert _findings(document)["kv_evictions"] == ("good", "every BlockRemoved event is counted", "")
+    assert _findings(document)["kv_evictions"] == ("good", "every eviction is counted as a BlockRemoved event", "")
 
 
 def test_text_files_without_a_living_writer_are_a_fault(server: SimServer, verb_json: VerbJson, tmp_path: Path) -> None:
@@ -124,6 +125,27 @@ def test_text_files_without_a_living_writer_are_a_fault(server: SimServer, verb_
     code, document = verb_json("doctor", "--config", str(file), "--no-gpu")
     assert code == 1
     assert _findings(document)["pinned_alloc_success"][0] == "fault"
+
+
+def test_what_an_exporter_says_it_cannot_give_is_the_evidence(
+    server: SimServer, verb_json: VerbJson, tmp_path: Path
+) -> None:
+    now = time.time()
+    lines = [
+        f"# ufwatch {now + 30:.3f} {now:.3f}",
+        "# absent ufwatch_pinned_alloc_attempts_total: this PyTorch has no CUDA\x1b[31m",
+        "# absent token_intervals_total: statistics are off",
+        'ufwatch_graph_compiles_total{phase="compile",cache="cold"} 1',
+    ]
+    (tmp_path / "worker-1.prom").write_text("\n".join([*lines, ""]))
+    file = tmp_path / "ufwatch.yaml"
+    file.write_text(f"targets: [{{name: a, url: '{server.url}', textfile: '{tmp_path}'}}]")
+    _, document = verb_json("doctor", "--config", str(file), "--no-gpu")
+    found = _findings(document)
+    said = "the exporter inside the server says: "
+    assert found["pinned_alloc_success"] == ("absent", f"{said}this PyTorch has no CUDA [31m", "")
+    assert found["token_jitter"][1].endswith(f"{said}statistics are off")
+    assert found["graph_compile"][1] == "the text files are alive but have no such counter"
 
 
 def test_a_server_that_cannot_be_read_is_exit_2(verb: Verb) -> None:

@@ -40,7 +40,7 @@ def fault(data: bytes) -> TextFileFault:
 
 
 def test_every_known_metric_is_read_with_its_kept_labels() -> None:
-    labels = {"phase": "capture", "cache": "cold", "code": "2", "engine": "3"}
+    labels = {"phase": "capture", "cache": "cold", "code": "2", "engine": "3", "threshold_seconds": "0.8"}
     lines = []
     for metric, known in KNOWN.items():
         units = {"unit": "probe" if metric.startswith("page_table") else "token"}
@@ -94,6 +94,24 @@ def test_a_bad_line_is_refused_and_the_others_stay(line: str) -> None:
     parsed = good(HEAD + line.encode() + b"\nufwatch_pinned_alloc_bytes_total 7\n")
     assert parsed.values == {BYTES: 7.0}
     assert parsed.refused == 1
+
+
+def test_thresholds_are_decimal_numbers_and_equal_ones_one_series() -> None:
+    lines = b'ufwatch_ttft_over_total{engine="0",threshold_seconds="0.80"} 3\n'
+    parsed = good(HEAD + lines + lines.replace(b"0.80", b"1e3") + lines.replace(b"0.80", b"2.3"))
+    labels = (("engine", "0"), ("threshold_seconds", "0.8"))
+    assert parsed.values[SeriesKey("ttft_over_total", labels)] == 3
+    assert (len(parsed.values), parsed.refused) == (2, 1)
+
+
+def test_what_a_writer_cannot_give_is_kept_with_its_words() -> None:
+    parsed = good(
+        HEAD + b'# absent ufwatch_a_total: no CUDA\x1b here\n# absent b{c="d"}: e: f\n# absent : g\n#absent h: i\n'
+    )
+    assert parsed.absent == {"a_total": "no CUDA  here", "b": "e: f"}
+    many = b"".join(b"# absent a%d: x\n" % number for number in range(99))
+    assert len(good(HEAD + many).absent) == 32
+    assert good(HEAD + b"# absent a: " + b"x" * 9999 + b"\n").absent == {"a": "x" * 200}
 
 
 def test_open_sets_of_codes_and_caches_are_closed() -> None:

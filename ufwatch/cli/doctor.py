@@ -48,6 +48,7 @@ def _examine(agent: Agent) -> tuple[dict[str, tuple[Finding, ...]], bool]:
                 report=target.report,
                 readings=(*agent.sm_readings(name), *target.readings()),
                 lives=target.lives,
+                told_absent=target.told_absent,
                 command=serving(target.config.url, commands),
                 unknown_gpus=agent.unknown_gpus(name),
                 gpu_detail=agent.gpu_detail(),

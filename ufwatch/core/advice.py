@@ -6,7 +6,7 @@ Pure. Where the evidence does not reach, the verdict is ``cannot tell`` and says
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ufwatch import metrics
@@ -24,10 +24,13 @@ KV_EVENTS_FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
     '"endpoint":"tcp://127.0.0.1:5557","topic":"kv"}\''
 )
-_TEXTFILE_FIX = (
-    "an exporter inside the server writes it into the folder named by textfile: (the format is in "
-    "ufwatch/decode/textfile_format.py; ufwatch's own exporter is not in this version yet)"
-)
+_PLUGIN = "install exporters/vllm (exporters/torch for another engine) where the server runs"
+_TEXTFILE = "set UFWATCH_EXPORT_DIR for the server and textfile: for the target to one folder"
+_EXPORTERS = {
+    "graph_compile": (_PLUGIN, "graph_compile"),
+    "pinned_alloc_success": (f"{_PLUGIN}, or preload exporters/pinned", "pinned_alloc"),
+}
+"""What gives the signal, and how its metrics begin."""
 
 
 class Verdict(StrEnum):
@@ -59,6 +62,8 @@ class Facts:
     readings: Sequence[Reading]
     lives: Mapping[str, Life]
     command: Sequence[str] | None
+    told_absent: Mapping[str, str] = field(default_factory=dict)
+    """What exporters inside the server say they cannot give, by metric, and why."""
     unknown_gpus: Sequence[str] = ()
     gpu_detail: str = ""
     gpu_enabled: bool = True
@@ -77,7 +82,7 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
     found += _page_table(tracks, by_signal.get("page_table_miss", []))
     found += _process("graph_compile", facts, by_signal.get("graph_compile", []))
     found += _process("pinned_alloc_success", facts, by_signal.get("pinned_alloc_success", []))
-    found += _jitter(tracks, by_signal.get("token_jitter", []))
+    found += _jitter(facts, tracks, by_signal.get("token_jitter", []))
     found += _prefill_decode(tracks, by_signal.get("prefill_decode", []))
     found += _evictions(facts, tracks, by_signal.get("kv_evictions", []))
     return tuple(found)
@@ -189,19 +194,27 @@ def _process(signal: str, facts: Facts, readings: Sequence[Reading]) -> Iterable
         return
     reason = next((r.reason for r in readings if r.reason is not None), Reason.NO_SOURCE)
     life = facts.lives.get("textfile")
+    exporter, metrics_begin = _EXPORTERS[signal]
+    told = _told(facts, metrics_begin)
+    fix = f"{exporter}; {_TEXTFILE}"
     if life is None:
-        yield Finding(
-            signal, Verdict.ABSENT, "it exists only inside the process, and no textfile: is set", _TEXTFILE_FIX
-        )
+        yield Finding(signal, Verdict.ABSENT, "it exists only inside the process, and no textfile: is set", fix)
     elif not life.health.up:
-        yield Finding(signal, Verdict.FAULT, life.health.detail or reason.value, _TEXTFILE_FIX)
+        yield Finding(signal, Verdict.FAULT, life.health.detail or reason.value, fix)
     elif reason is Reason.NOTHING_ATTEMPTED:
         yield Finding(signal, Verdict.GOOD, "counted inside the process: nothing was attempted, so there is no rate")
+    elif told is not None:
+        yield Finding(signal, Verdict.ABSENT, f"the exporter inside the server says: {told}")
     else:
-        yield Finding(signal, Verdict.ABSENT, "the text files are alive but have no such counter", _TEXTFILE_FIX)
+        yield Finding(signal, Verdict.ABSENT, "the text files are alive but have no such counter", fix)
 
 
-def _jitter(tracks: Sequence[EngineTrack], readings: Sequence[Reading]) -> Iterable[Finding]:
+def _told(facts: Facts, begin: str) -> str | None:
+    """Why an exporter inside the server does not give the metrics that begin so, in its words."""
+    return next((why for metric, why in sorted(facts.told_absent.items()) if metric.startswith(begin)), None)
+
+
+def _jitter(facts: Facts, tracks: Sequence[EngineTrack], readings: Sequence[Reading]) -> Iterable[Finding]:
     sources = {reading.source for reading in readings}
     step = any(track.step_unit for track in tracks)
     unit = "; one observation is an engine step of several tokens" if step else ""
@@ -210,7 +223,10 @@ def _jitter(tracks: Sequence[EngineTrack], readings: Sequence[Reading]) -> Itera
     elif "histogram" in sources:
         edges = max((len(b.edges) for t in tracks if (b := t.shape.buckets[_ITL]) is not None), default=0)
         evidence = f"bounded by a histogram of {edges - 1} edges{unit}"
-        fix = "a stat-logger exporter inside the server (vLLM 0.13 and newer; not in this version yet) is exact"
+        told = _told(facts, "token_interval")
+        if told is not None:
+            evidence += f"; the exporter inside the server says: {told}"
+        fix = f"exact with the stat logger of exporters/vllm (vLLM 0.11 and newer); {_TEXTFILE}"
         if edges <= DEFAULT_ITL_EDGES:
             fix += "; --custom-histogram-buckets (0.32) with finer inter_token_latency edges narrows the bounds"
         yield Finding("token_jitter", Verdict.BETTER, evidence, fix)
@@ -248,7 +264,8 @@ def _evictions(facts: Facts, tracks: Sequence[EngineTrack], readings: Sequence[R
                 "kv_evictions", Verdict.BETTER, "event batches were lost", "set kv_events.replay to fetch them"
             )
         else:
-            yield Finding("kv_evictions", Verdict.GOOD, "every BlockRemoved event is counted")
+            how = "inside the engine" if "plugin" in sources else "as a BlockRemoved event"
+            yield Finding("kv_evictions", Verdict.GOOD, f"every eviction is counted {how}")
     elif "recycles" in sources:
         evidence = "vLLM's sampled count of re-used blocks, cached or not (its sampling rate is not on the page)"
         yield Finding("kv_evictions", Verdict.BETTER, evidence, f"start vLLM with {KV_EVENTS_FLAG} and set kv_events:")

@@ -76,6 +76,8 @@ class TextfileSnapshot:
     """Counters: gains since the agent's start. They never fall, and are given while the source is down too."""
     absolute: Mapping[SeriesKey, float] = field(default_factory=dict)
     """The live files' own numbers: counters summed, of gauges the largest. Empty while the source is down."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What live files say they cannot give (a metric's name without prefix), and why, in their words."""
     heartbeat_age_seconds: float | None = None
     """Age of the youngest heartbeat, expired or not; None without a readable file."""
     files: int = 0
@@ -109,6 +111,7 @@ def step(
     reasons = [fault.reason for fault in (faults or {}).values()]
     writers, latest, totals = dict(state.writers), dict(state.latest_start), dict(state.totals)
     absolute: dict[SeriesKey, float] = {}
+    absent: dict[str, str] = {}
     ages: list[float] = []
     fallen = 0
     for name, file in sorted(files.items()):
@@ -134,6 +137,7 @@ def step(
         if age <= EXPIRY_SECONDS:
             for key, value in file.values.items():
                 absolute[key] = merged(key.metric, absolute.get(key), value)
+            absent |= file.absent
     forgotten = state.forgotten_start
     while len(writers) > MAX_WRITERS:
         name, start = next(iter(writers))
@@ -146,6 +150,7 @@ def step(
         health=_health(len(ages), expired, min(ages, default=0.0), reasons, tuple(problems.values())),
         totals=totals,
         absolute=absolute,
+        absent=absent,
         heartbeat_age_seconds=min(ages, default=None),
         files=len(ages),
         expired=expired,

@@ -7,11 +7,12 @@ directory (a pid alone is not). UTF-8 lines, each ended by a newline; a file who
     ufwatch_pinned_alloc_failures_total{code="out_of_memory"} 3
 
 The first line is the heartbeat. A writer renews it every 5 s at least, and its start time is one constant text: a
-changed start time means another writer. Counters begin at 0 with the writer, ratios are 0–1, times are seconds. Other
-``#`` lines and blank lines are skipped. An ordinary writer writes a new file beside the old one (a name that does not
-end in ``.prom``) and renames it over the old one; it carries no second line as below.
+changed start time means another writer. Counters begin at 0 with the writer, ratios are 0–1, times are seconds. A line
+``# absent <metric>: <why>`` says why a metric cannot be there; other ``#`` lines and blank lines are skipped. An
+ordinary writer writes a new file beside the old one (a name that does not end in ``.prom``) and renames it over the old
+one; it carries no second line as below.
 
-**In place.** A writer that cannot write a whole file each time (the C interposer: a mapped file) has a second line::
+**In place.** A writer that does not write a whole new file each time (the C interposer) has a second line::
 
     # seq <20 decimal digits, zero-padded>
 
@@ -19,8 +20,8 @@ and keeps these rules. The file is complete before it gets its ``.prom`` name. I
 is there from the start, and each changing number (both times, every value) is left-aligned in a field of fixed width
 and padded with blanks on its right. Before a change the sequence number is made odd, after it even and higher, with
 the stores in that order; nothing but the number itself changes while it is even. A reader takes the number, the
-whole, and the number again: odd or changed means read again. The mapping belongs to one process: after a fork the
-child begins a file of its own, at 0 and with its own start time, or its counts would be taken twice.
+whole, and the number again: odd or changed means read again. A file belongs to one process: after a fork the child
+begins one of its own, at 0 and with its own start time, or its counts would be taken twice.
 
 Floor 2: pure. :mod:`ufwatch.sources.textfile` reads the directory, :mod:`ufwatch.decode.textfile` sums over its files.
 """
@@ -59,6 +60,10 @@ _CUDA_CODES = {
 
 _LINE = re.compile(r'([A-Za-z_:][A-Za-z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)[ \t]*')
 _LABEL = re.compile(r'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|$)')
+_ABSENT = re.compile(r"# absent ([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?: (.+)")
+_THRESHOLD = re.compile(r"\d{1,6}(?:\.\d{1,6})?", re.ASCII)
+_MOST_ABSENT = 32
+_MOST_CHARACTERS = 200
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _SEQUENCE = re.compile(rb"# seq (\d{20})")
 _ENGINE = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
@@ -74,7 +79,7 @@ class SeriesKey(NamedTuple):
 class _Known(NamedTuple):
     kind: Kind
     labels: Mapping[str, frozenset[str]]
-    """Kept label → its closed set; empty where another rule applies (``engine``, ``code``)."""
+    """Kept label → its closed set; empty where another rule applies (``engine``, ``code``, ``threshold_seconds``)."""
 
 
 _PHASES: Mapping[str, frozenset[str]] = {
@@ -84,6 +89,7 @@ _PHASES: Mapping[str, frozenset[str]] = {
 _ENGINES: Mapping[str, frozenset[str]] = {"engine": frozenset()}
 _STEPS: Mapping[str, frozenset[str]] = {"engine": frozenset(), "unit": frozenset({"token", "step"})}
 _PROBES: Mapping[str, frozenset[str]] = {"engine": frozenset(), "unit": frozenset({"probe", "block"})}
+_OVER: Mapping[str, frozenset[str]] = {"engine": frozenset(), "threshold_seconds": frozenset()}
 
 KNOWN: Mapping[str, _Known] = {
     "graph_compile_seconds_total": _Known(Kind.COUNTER, _PHASES),
@@ -99,6 +105,10 @@ KNOWN: Mapping[str, _Known] = {
     "kv_evictions_total": _Known(Kind.COUNTER, _ENGINES),
     "page_table_lookups_total": _Known(Kind.COUNTER, _PROBES),
     "page_table_misses_total": _Known(Kind.COUNTER, _PROBES),
+    "ttft_requests_total": _Known(Kind.COUNTER, _ENGINES),
+    "ttft_over_total": _Known(Kind.COUNTER, _OVER),
+    "jitter_slices_total": _Known(Kind.COUNTER, _ENGINES),
+    "jitter_slices_over_total": _Known(Kind.COUNTER, _OVER),
 }
 """Every metric taken from a textfile. Anything else in a file is counted and left."""
 
@@ -110,6 +120,8 @@ class TextFile:
     heartbeat_wall: float
     start_wall: float
     values: Mapping[SeriesKey, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Why the writer cannot give a metric (name without prefix), in its words."""
     sequence: int | None = None
     """Set where the file is updated in place."""
     refused: int = 0
@@ -143,10 +155,14 @@ def parse_file(data: bytes) -> TextFile | TextFileFault:
     if heartbeat is None:
         return TextFileFault(reason=Reason.CONTENT, detail="the first line is no `# ufwatch <time> <start time>`")
     values: dict[SeriesKey, float] = {}
+    absent: dict[str, str] = {}
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     refused = unknown = 0
     for line in lines[1:]:
         if not line.strip() or line.startswith("#"):
+            told = _ABSENT.fullmatch(line)
+            if told is not None and len(absent) < _MOST_ABSENT:
+                absent[told[1].removeprefix(PREFIX)] = _printable(told[2])
             continue
         matched = _LINE.fullmatch(line)
         if matched is None:
@@ -175,6 +191,7 @@ def parse_file(data: bytes) -> TextFile | TextFileFault:
         heartbeat_wall=heartbeat[0],
         start_wall=heartbeat[1],
         values=values,
+        absent=absent,
         sequence=sequence,
         refused=refused,
         unknown=unknown,
@@ -194,6 +211,10 @@ def number(text: str) -> float | None:
         return None
     value = float(text)
     return value if math.isfinite(value) else None
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text[:_MOST_CHARACTERS]).strip()
 
 
 def merged(metric: str, before: float | None, value: float) -> float:
@@ -235,6 +256,10 @@ def _kept(known: _Known, labels: Mapping[str, str]) -> Labels | None:
                 value = "0"
             elif _ENGINE.fullmatch(value) is None:
                 return None
+        elif name == "threshold_seconds":
+            if value is None or _THRESHOLD.fullmatch(value) is None:
+                return None
+            value = f"{float(value):g}"
         elif name == "code":
             value = _CUDA_CODES.get(value or "", value)
             if value not in allowed:

@@ -92,7 +92,7 @@ class TextfileSource:
         self._state, snapshot = step(
             self._state, read.files, agent_start_wall=agent_start_wall, now_wall=now_wall, faults=read.faults
         )
-        return snapshot if read.problem is None else replace(snapshot, health=read.problem, absolute={})
+        return snapshot if read.problem is None else replace(snapshot, health=read.problem, absolute={}, absent={})
 
 
 def _in_thread(directory: Path) -> asyncio.Future[DirectoryRead]:
