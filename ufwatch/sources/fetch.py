@@ -105,14 +105,12 @@ class Fetcher:
             async with asyncio.timeout(deadline_seconds) as limit:
                 body = await self._page(url, access, body_cap_bytes, exchange)
         except (FetchError, DroppedError, aiohttp.ClientError, OSError, ValueError) as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                failure = too_late(exchange, deadline_seconds)
-            else:
-                failure = failure_of(error, exchange.peer)
-            detail = page.redact(failure.detail, self._files.secrets(access))
-            if exchange.status in (401, 403):
-                self._files.forget(access)
-            health = Health(up=False, reason=failure.reason, detail=detail)
+            expired = isinstance(error, TimeoutError) and limit.expired()
+            # In a call of its own: an error kept in a name of this frame would hold the frame that it holds, and with
+            # it the page, until the cyclic collector comes by.
+            health = self._failed(
+                too_late(exchange, deadline_seconds) if expired else failure_of(error, exchange.peer), access, exchange
+            )
         at = self._clock.monotonic() if exchange.complete_at is None else exchange.complete_at
         return Fetched(
             health=health,
@@ -124,6 +122,12 @@ class Fetcher:
             wire_bytes=exchange.wire_bytes,
             at_seconds=at,
         )
+
+    def _failed(self, failure: FetchError, access: HttpAccess, exchange: Exchange) -> Health:
+        detail = page.redact(failure.detail, self._files.secrets(access))
+        if exchange.status in (401, 403):
+            self._files.forget(access)
+        return Health(up=False, reason=failure.reason, detail=detail)
 
     async def close(self) -> None:
         """Closes every connection; a GET under way fails, and so does every later one."""
