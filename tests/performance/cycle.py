@@ -2,8 +2,8 @@
 
 The targets are another process with prebuilt busy pages, so that only the agent's own CPU is counted; it is read from
 full windows on (the first minute is not measured). ufwatch and the naive agent (:mod:`.naive`) run in turn, each time
-in a fresh process: A B A B. Of each, the run that was disturbed least counts: neighbours only ever add to CPU time, by
-emptying the caches between two scrapes. The last line is JSON:
+in a fresh process: A B A B. Objectives are off: the naive agent has none. Of each, the run that was disturbed least
+counts: neighbours only ever add to CPU time, by emptying the caches between two scrapes. The last line is JSON:
 
 - ``x_naive``: CPU per scrape of the naive agent over ufwatch's, 50 targets at 1 s, both on plain asyncio (≥ 10);
 - ``x_naive_uvloop``: the same naive agent over ufwatch on uvloop, an optional extra (stretch: 15);
@@ -98,7 +98,7 @@ async def ours(urls: Sequence[str], seconds: int) -> Cost:
     sink = Sink()
     fetcher = Fetcher({}, clock=clock)
     targets = tuple(TargetConfig(name=f"10.0.0.{at}:8000", url=url) for at, url in enumerate(urls))
-    config = Config(targets=targets, interval_seconds=1.0, gpu=GpuConfig(enabled=False))
+    config = Config(targets=targets, interval_seconds=1.0, gpu=GpuConfig(enabled=False), slos=())
     agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,))
     running = asyncio.create_task(agent.run())
     cost = await measured(sink.page.text, lambda: (sink.scrapes, sink.skipped), WARM_SECONDS["ours"], seconds)

@@ -244,7 +244,8 @@ class Judge:
                 continue
             name, labels, value = sample[1], dict(_LABEL.findall(sample[2] or "")), float(sample[3])
             series = line.rpartition(" ")[0]
-            self.hold(0.0 <= value < math.inf, f"{line}")
+            overspent = name == "slo_error_budget_remaining_ratio"  # the one value that may be below 0
+            self.hold((overspent or value >= 0.0) and math.isfinite(value), f"{line}")
             if name.endswith("_total"):
                 before = self.highest.get(series, 0.0)
                 self.hold(value >= before, f"{line} was {before}")

@@ -4,7 +4,7 @@
 process: A B A B. Of each, the run that was disturbed least counts. CPU is user and system time of the whole process in
 a window after the warm-up (ours begins when the windows of a minute are full); the targets count the scrapes. Ours
 also serves its page once in 5 s. The work differs: Prometheus stores every sample of a page, ufwatch reads half of
-them, derives its signals and serves those.
+them, derives its signals and serves those. Objectives are off: Prometheus probes nothing.
 The last line is JSON:
 
 - ``cpu_ratio``: our CPU per scrape over Prometheus', on plain asyncio (≤ 1.0); ``cpu_ratio_uvloop``: on uvloop;
@@ -34,11 +34,14 @@ _READ_EVERY_SECONDS = 5
 
 
 @contextlib.contextmanager
-def agent(urls: Sequence[str], folder: Path, *, uvloop: bool = True) -> Iterator[Running]:
-    """``ufwatch run`` over these targets at 1 s."""
+def agent(urls: Sequence[str], folder: Path, *, uvloop: bool = True, objectives: bool = True) -> Iterator[Running]:
+    """``ufwatch run`` over these targets at 1 s, with the default objectives or without any."""
     targets = [{"name": f"10.0.0.{at}:8000", "url": url} for at, url in enumerate(urls)]
     file = folder / "ufwatch.yaml"
-    file.write_text(json.dumps({"interval": 1, "gpu": {"enabled": False}, "targets": targets}), encoding="utf-8")
+    settings = {"interval": 1, "gpu": {"enabled": False}, "targets": targets}
+    if not objectives:
+        settings["slos"] = []
+    file.write_text(json.dumps(settings), encoding="utf-8")
     command = COMMAND if uvloop else WITHOUT_UVLOOP
     with Running("--config", str(file), command=(*command, "run")) as running:
         yield running
@@ -73,7 +76,7 @@ def measured(name: str, targets: int, seconds: int) -> float:
         if name == "prometheus":
             pid = stack.enter_context(prometheus(served.urls, folder)).pid
         else:
-            running = stack.enter_context(agent(served.urls, folder, uvloop=name == "ours_uvloop"))
+            running = stack.enter_context(agent(served.urls, folder, uvloop=name == "ours_uvloop", objectives=False))
             pid, read = running.process.pid, running.page
         time.sleep(warm)
         cpu, scrapes, end = cpu_seconds(pid), served.asked(), time.monotonic() + seconds
