@@ -111,7 +111,7 @@ def test_an_empty_list_of_cards_is_not_the_default() -> None:
 
 
 def test_reserved_keys_may_be_empty() -> None:
-    assert parse("slos: []\nprobes:\notlp: {}\n") == Config()
+    assert parse("slos:\nprobes: []\notlp: {}\n") == Config()
 
 
 def test_aliases_are_followed() -> None:
@@ -210,7 +210,45 @@ def test_one_mistake_in_a_target(block: str, path: str, complaint: str) -> None:
         ("targets: [~]", "targets[0]: nothing is not a mapping; write keys below it (line 1)"),
         ("targets: [{name: a}]", "targets[0]: url is missing; write url: http://host:port (line 1)"),
         ("gpu: yes", 'gpu: "yes" is not a mapping; write keys below it (line 1)'),
-        ("slos: [{name: x}]", "slos: not available in this version; remove the key (line 1)"),
+        ("probes: [{name: x}]", "probes: not available in this version; remove the key (line 1)"),
+        ("slos: {ttft: 1}", "slos: a mapping is not a list; write it as […] (line 1)"),
+        (
+            'slos: ["ttft < 800ms, 100%"]',
+            "slos[0]: an objective of 100% leaves no error budget; choose less, such as 99.9% (line 1)",
+        ),
+        (
+            'slos: ["ttft < 800ms, 0%"]',
+            "slos[0]: an objective of 0% asks for nothing; choose more, such as 95% (line 1)",
+        ),
+        (
+            'slos: ["ttft < 800ms, 90%"]',
+            "slos[0]: an objective of 90% can burn 10 times its budget at most, so the alert at 14.4 could never fire; "
+            "choose over 93.06% (line 1)",
+        ),
+        (
+            'slos: ["latency < 1s, 99%"]',
+            'slos[0]: unknown metric "latency"; known are ttft, itl, tpot, e2e, queue, jitter, availability (line 1)',
+        ),
+        (
+            'slos: ["ttft < 1s, 99%", "ttft < 2s, 99%"]',
+            'slos[1]: the same name "ttft" as slos[0]; give each a name of its own, as in patience: ttft < 2.3s, 99% '
+            "(line 1)",
+        ),
+        ("slos: [ttft]", 'slos[0]: "ttft" is not an objective; write it as ttft < 800ms, 95% (line 1)'),
+        ('slos: ["ttft, 99%"]', "slos[0]: ttft needs a limit; write ttft < 800ms, 95% (line 1)"),
+        (
+            'slos: ["availability < 1s, 99%"]',
+            "slos[0]: availability has no limit, it counts health probes; write availability, 99.9% (line 1)",
+        ),
+        (
+            'slos: ["ttft < 1s, 99%, 90d"]',
+            'slos[0]: a window of "90d" is not supported; use 7d, 28d or 30d (line 1)',
+        ),
+        (
+            "slos: [{file: nowhere.yaml}]",
+            "slos[0].file: /etc/ufwatch/nowhere.yaml: cannot be read (No such file or directory); check the path and "
+            "its permissions (line 1)",
+        ),
         ("otlp: collector:4317", "otlp: not available in this version; remove the key (line 1)"),
         ("interval: 5s\ninterval: 6s", "interval: given twice, on lines 1 and 2; keep one"),
         ("gpu: {gpm: true, gpm: false}", "gpu.gpm: given twice, on lines 1 and 1; keep one"),
@@ -222,7 +260,11 @@ def test_one_mistake_in_a_target(block: str, path: str, complaint: str) -> None:
             "discovery.dns[0]: an address stands for itself alone; list it under targets (line 1)",
         ),
         ("web: {host: a/b}", 'web.host: "a/b" is not a host; write an address such as 127.0.0.1 (line 1)'),
-        ("zzz: 1", "zzz: unknown key; known are discovery, gpu, interval, otlp, probes, slos, targets, web (line 1)"),
+        (
+            "zzz: 1",
+            "zzz: unknown key; known are discovery, gpu, interval, otlp, probes, slos, state_dir, targets, web "
+            "(line 1)",
+        ),
     ],
 )
 def test_one_mistake_elsewhere(text: str, found: str) -> None:

@@ -30,7 +30,10 @@ from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import Health, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
 from ufwatch.render.readings import target_json
+from ufwatch.slo.book import Book
+from ufwatch.slo.desk import Desk
 from ufwatch.sources.discovery import Discovery
+from ufwatch.sources.health import PROBE_SECONDS, Probe
 
 _LOG = logging.getLogger("ufwatch.agent")
 _DEADLINE_SHARE = 0.9
@@ -54,6 +57,14 @@ class Sink(Protocol):
     def forget(self, owner: str) -> None: ...
 
 
+class Wellness(Protocol):
+    """Where a target's health is asked for."""
+
+    async def poll(self, deadline_seconds: float) -> Probe: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Attached:
     """The sources of one target, and what must run and be closed for them."""
@@ -62,6 +73,7 @@ class Attached:
     texts: Texts | None = None
     kv_events: KvEvents | None = None
     background: Callable[[], Coroutine[Any, Any, None]] | None = None
+    health: Wellness | None = None
 
 
 Attach = Callable[[TargetConfig], Attached]
@@ -70,7 +82,8 @@ Attach = Callable[[TargetConfig], Attached]
 class Agent:
     """``attach`` makes a target's sources; ``gpus`` is None where no card is looked at.
 
-    With ``follow`` False nothing runs by itself: the caller calls ``poll_gpus`` and ``cycle``.
+    With ``follow`` False nothing runs by itself: the caller calls ``poll_gpus`` and ``cycle``. ``slo`` counts what the
+    objectives ask for; None where nobody does.
     """
 
     def __init__(
@@ -84,6 +97,7 @@ class Agent:
         discovery: Discovery,
         window_seconds: float | None = WINDOW_SECONDS,
         follow: bool = True,
+        slo: Desk | None = None,
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
@@ -91,7 +105,7 @@ class Agent:
         self.reload_succeeded = True
         self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
         self._discovery = discovery
-        self._window_seconds, self._follows = window_seconds, follow
+        self._window_seconds, self._follows, self._slo = window_seconds, follow, slo
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
@@ -107,8 +121,12 @@ class Agent:
 
     async def run(self) -> None:
         """Looks at everything, each on its own timer, until cancelled."""
+        if self._slo is not None:
+            await self._slo.start()
         await self.find_targets()
         async with asyncio.TaskGroup() as group:
+            if self._slo is not None:
+                group.create_task(self._slo.run(), name="slo")
             if self._gpus is not None:
                 group.create_task(self._every(self.config.interval_seconds, self.poll_gpus, "gpu"), name="gpus")
             group.create_task(self._every(self.config.discovery.refresh_seconds, self.find_targets), name="discovery")
@@ -121,6 +139,8 @@ class Agent:
     async def close(self) -> None:
         """Ends what the sources hold."""
         await self.stop_targets(list(self._tasks))
+        if self._slo is not None:
+            await self._slo.finish()
         if self._gpus is not None:
             await self._gpus.close()
 
@@ -158,6 +178,7 @@ class Agent:
         self._map_cards()
 
     def _start_target(self, config: TargetConfig, attached: Attached) -> None:
+        book = self._slo.open(config.name) if self._slo is not None else None
         target = self.targets[config.name] = Target(
             config,
             page=attached.page,
@@ -167,6 +188,7 @@ class Agent:
             layouts=self._layouts,
             interval_seconds=self.config.interval_seconds,
             window_seconds=self._window_seconds,
+            judge=book,
         )
         if self._arrivals == 0:
             self._began = self._clock.monotonic()
@@ -177,6 +199,9 @@ class Agent:
             tasks.append(asyncio.create_task(attached.background(), name=f"background {config.name}"))
         if self._follows:
             tasks.append(asyncio.create_task(self._follow(target, first), name=f"target {config.name}"))
+        if self._follows and book is not None and book.probes and attached.health is not None:
+            probing = self._probe(book, attached.health, first)
+            tasks.append(asyncio.create_task(probing, name=f"health {config.name}"))
 
     async def stop_targets(self, names: Iterable[str]) -> None:
         """Ends these targets' tasks and takes their series off the page."""
@@ -187,10 +212,21 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._forget(f"target:{name}")
+            if self._slo is not None:
+                self._slo.close(name)
 
     async def _follow(self, target: Target, first_seconds: float) -> None:
         owner = f"target:{target.config.name}"
         await self._every(self.config.interval_seconds, lambda: self.cycle(target), owner, first_seconds)
+
+    async def _probe(self, book: Book, health: Wellness, first_seconds: float) -> None:
+        async def once() -> None:
+            book.probed(await health.poll(PROBE_SECONDS))
+
+        try:
+            await self._every(PROBE_SECONDS, once, first_seconds=first_seconds)
+        finally:
+            health.close()
 
     async def cycle(self, target: Target) -> None:
         """One round of one target, onto the page."""
@@ -307,6 +343,8 @@ class Agent:
         resident = _resident_bytes()
         if resident is not None:
             samples.append(Sample("agent_resident_memory_bytes", (), resident))
+        if self._slo is not None:
+            samples += self._slo.samples()
         self._publish("agent", samples)
 
     def _publish(self, owner: str, samples: Iterable[Sample]) -> None:
@@ -337,6 +375,10 @@ class Agent:
                 )
             )
         return {"targets": targets}
+
+    def slos(self) -> dict[str, Any]:
+        """The JSON object of ``/api/v1/slo``."""
+        return self._slo.report() if self._slo is not None else {"targets": []}
 
     def ready(self) -> tuple[bool, str]:
         """Whether every target has been looked at once."""

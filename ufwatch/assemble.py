@@ -10,8 +10,11 @@ from ufwatch.clock import Clock
 from ufwatch.config import Config, HttpAccess, TargetConfig
 from ufwatch.errors import ConfigError
 from ufwatch.model import Health
+from ufwatch.slo.desk import Desk
+from ufwatch.slo.store import Store
 from ufwatch.sources.discovery import Discovery
 from ufwatch.sources.fetch import Fetcher
+from ufwatch.sources.health import HealthSource
 from ufwatch.sources.scrape import ScrapeSource
 from ufwatch.sources.textfile import TextfileSource
 
@@ -32,13 +35,13 @@ def attach(fetcher: Fetcher, clock: Clock) -> Attach:
 
     def attach_one(config: TargetConfig) -> Attached:
         texts = TextfileSource(config.textfile, clock, started_wall) if config.textfile is not None else None
-        page = ScrapeSource(config, fetcher)
+        page, health = ScrapeSource(config, fetcher), HealthSource(config, fetcher)
         if config.kv_events is None:
-            return Attached(page, texts)
+            return Attached(page, texts, health=health)
         from ufwatch.sources.kv_events import KvEventsSource
 
         kv_events = KvEventsSource(config.kv_events, clock)
-        return Attached(page, texts, kv_events, kv_events.run)
+        return Attached(page, texts, kv_events, kv_events.run, health)
 
     return attach_one
 
@@ -66,6 +69,14 @@ def gpus(config: Config, clock: Clock, fetcher: Fetcher) -> Gpus | None:
     return Cards(source, [DcgmSource(fetch(url, access)) for url, access in exporters.items()])
 
 
+def desk(config: Config, clock: Clock) -> Desk:
+    """The books of every target's objectives, kept in the state directory where the configuration names one."""
+    store = None
+    if config.state_dir is not None and config.slos:
+        store = Store(config.state_dir, f"corrupt-{int(clock.wall())}")
+    return Desk(config.slos, clock=clock, interval_seconds=config.interval_seconds, store=store)
+
+
 def agent(
     config: Config,
     *,
@@ -84,4 +95,5 @@ def agent(
         discovery=Discovery(config.discovery, config.targets),
         window_seconds=None if whole_run else WINDOW_SECONDS,
         follow=not whole_run,
+        slo=None if whole_run else desk(config, clock),
     )

@@ -7,6 +7,38 @@ from pathlib import Path
 
 DEFAULT_INTERVAL_SECONDS = 5.0
 DEFAULT_PORT = 9817
+DEFAULT_WINDOW_DAYS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One service level objective, the same for every target."""
+
+    id: str
+    """The ``slo`` label."""
+    metric: str
+    """``ttft``, ``itl``, ``tpot``, ``e2e``, ``queue`` (requests), ``jitter`` (slices of 10 s) or ``availability``."""
+    ratio: float
+    """Share of events that must be good, 0–1."""
+    threshold_seconds: float | None = None
+    """An event over it is bad; None for ``availability`` alone."""
+    window_days: int = DEFAULT_WINDOW_DAYS
+    """What the error budget is counted over, rolling: 7, 28 or 30 days."""
+
+    @property
+    def definition(self) -> str:
+        """What an event and a bad one are: counts under another definition are other counts."""
+        return self.metric if self.threshold_seconds is None else f"{self.metric}<={self.threshold_seconds:.12g}"
+
+
+DEFAULT_OBJECTIVES = (
+    Objective(id="ttft", metric="ttft", threshold_seconds=0.8, ratio=0.95),
+    Objective(id="patience", metric="ttft", threshold_seconds=2.3, ratio=0.99),
+    Objective(id="tpot", metric="tpot", threshold_seconds=0.1, ratio=0.95),
+    Objective(id="e2e", metric="e2e", threshold_seconds=30.0, ratio=0.95),
+    Objective(id="smoothness", metric="jitter", threshold_seconds=0.08, ratio=0.99),
+    Objective(id="availability", metric="availability", ratio=0.999),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +122,6 @@ class Config:
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
     web: WebConfig = field(default_factory=WebConfig)
+    slos: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    state_dir: Path | None = None
+    """Where error budgets outlive the agent; None keeps them in memory alone."""

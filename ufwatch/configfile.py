@@ -7,21 +7,24 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ufwatch import document
+from ufwatch import document, objectivefile
 from ufwatch.address import host_of, host_port, http_url, is_ip, zmq_endpoint
 from ufwatch.config import (
     DEFAULT_INTERVAL_SECONDS,
+    DEFAULT_OBJECTIVES,
     DEFAULT_PORT,
     Config,
     DiscoveryConfig,
     GpuConfig,
     HttpAccess,
     KvEventsConfig,
+    Objective,
     TargetConfig,
     WebConfig,
 )
 from ufwatch.configpairs import check_together, ports
-from ufwatch.configschema import Block, Report, label, number, seconds, shown, text, truth, whole
+from ufwatch.configschema import Block, Report, converted, label, number, seconds, shown, text, truth, whole
+from ufwatch.core import objectives
 from ufwatch.errors import ConfigError
 
 Exists = Callable[[Path], bool]
@@ -33,7 +36,7 @@ port = whole(0, 65535)
 _DAY = 86_400.0
 _MAX_RANKS = 256
 _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
-_RESERVED = ("slos", "probes", "otlp")
+_RESERVED = ("probes", "otlp")
 
 
 def load(path: Path, *, exists: Exists = os.path.isfile) -> Config:
@@ -111,6 +114,8 @@ class _Reader:
             discovery=self._discovery(top.block("discovery")),
             gpu=self._gpu(top.block("gpu")),
             web=self._web(top.block("web")),
+            slos=self._slos(top),
+            state_dir=top.get("state_dir", self._files.path, None),
         )
         for key in _RESERVED:
             top.get(key, _nothing, None)
@@ -202,6 +207,29 @@ class _Reader:
         found = GpuConfig(enabled=block.get("enabled", truth, True), gpm=block.get("gpm", truth, True))
         block.close()
         return found
+
+    def _slos(self, top: Block) -> tuple[Objective, ...]:
+        """The objectives: the defaults where none are named, none at all for an empty list."""
+        if not top.has("slos"):
+            return DEFAULT_OBJECTIVES
+        placed: list[tuple[str, Objective]] = []
+        for path, item in top.items("slos"):
+            if isinstance(item, dict) and list(item) == ["file"]:
+                file = converted(item["file"], self._files.existing, None, self._report, f"{path}.file")
+                placed += [(path, each) for each in self._from_file(file, path)] if file is not None else []
+            else:
+                each = converted(objectivefile.named_line(item), objectives.native, None, self._report, path)
+                placed += [(path, each)] if each is not None else []
+        objectives.check_objectives(placed, self._report)
+        return tuple(each for _, each in placed)
+
+    def _from_file(self, file: Path, path: str) -> tuple[Objective, ...]:
+        try:
+            return objectivefile.load(file)
+        except ConfigError as error:
+            for mistake in error.mistakes:
+                self._report.add(f"{path}.file", f"{file}: {mistake}")
+            return ()
 
     def _web(self, block: Block) -> WebConfig:
         found = WebConfig(

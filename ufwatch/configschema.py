@@ -37,7 +37,12 @@ class Report:
     def add(self, path: str, mistake: str) -> None:
         """Notes one mistake at ``path``; its line is found by itself where the text has lines."""
         line = self._lines.get(path)
-        self._mistakes.append(f"{path}: {mistake}" + (f" (line {line})" if line else ""))
+        self._mistakes.append(f"{path or 'the document'}: {mistake}" + (f" (line {line})" if line else ""))
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Everything noted so far."""
+        return tuple(self._mistakes)
 
     def raise_if_any(self, where: str, already: Sequence[str] = ()) -> None:
         """Raises ConfigError with ``already`` and all that was noted; returns when there is nothing."""
@@ -51,7 +56,7 @@ class Block:
 
     def __init__(self, value: object, path: str, report: Report, *, nullable: bool = True) -> None:
         self.path = path
-        self._report = report
+        self.report = report
         self._asked: list[str] = []
         self._values: Mapping[str, object] = {}
         self._broken = False
@@ -70,19 +75,19 @@ class Block:
     def get(self, key: str, convert: Callable[[object], T], default: D) -> T | D:
         """Returns the converted value; ``default`` when the key is absent, null, or wrong (which is then noted)."""
         value = self._take(key)
-        return default if value is None else converted(value, convert, default, self._report, self.at(key))
+        return default if value is None else converted(value, convert, default, self.report, self.at(key))
 
     def required(self, key: str, convert: Callable[[object], T], what: str) -> T | None:
         """As :meth:`get`, but absence is a mistake that says ``what`` to give."""
         if self._take(key) is None:
             if not self._broken:
-                self._report.add(self.path, f"{key} is missing; {what}")
+                self.report.add(self.path, f"{key} is missing; {what}")
             return None
         return self.get(key, convert, None)
 
     def block(self, key: str) -> Block:
         """Returns the mapping under ``key``; an empty one when it is absent or no mapping (which is then noted)."""
-        return Block(self._take(key), self.at(key), self._report)
+        return Block(self._take(key), self.at(key), self.report)
 
     def items(self, key: str) -> list[tuple[str, object]]:
         """Returns (path, value) of each item of the list under ``key``; none when absent or no list."""
@@ -90,13 +95,13 @@ class Block:
         if value is None:
             return []
         if not isinstance(value, list):
-            self._report.add(self.at(key), f"{shown(value)} is not a list; write it as [{_hint(value)}]")
+            self.report.add(self.at(key), f"{shown(value)} is not a list; write it as [{_hint(value)}]")
             return []
         return [(f"{self.at(key)}[{index}]", item) for index, item in enumerate(value)]
 
     def list_of(self, key: str, convert: Callable[[object], T]) -> tuple[T, ...]:
         """Returns the list under ``key`` with each item converted; wrong items are noted and left out."""
-        found = [converted(item, convert, None, self._report, path) for path, item in self.items(key)]
+        found = [converted(item, convert, None, self.report, path) for path, item in self.items(key)]
         return tuple(item for item in found if item is not None)
 
     def has(self, key: str) -> bool:
@@ -105,12 +110,12 @@ class Block:
 
     def add(self, key: str, mistake: str) -> None:
         """Notes a mistake at ``key``, for checks that look at several keys."""
-        self._report.add(self.at(key), mistake)
+        self.report.add(self.at(key), mistake)
 
     def note(self, mistake: str) -> None:
         """Notes a mistake about the block as a whole, unless it is already known to be no block."""
         if not self._broken:
-            self._report.add(self.path, mistake)
+            self.report.add(self.path, mistake)
 
     def close(self) -> None:
         """Notes every key that is unknown here, with the known key it resembles."""
@@ -118,7 +123,7 @@ class Block:
             if key not in self._asked:
                 near = difflib.get_close_matches(key, self._asked, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(self._asked))}"
-                self._report.add(self.at(shown_key(key)), f"unknown key; {hint}")
+                self.report.add(self.at(shown_key(key)), f"unknown key; {hint}")
 
     def _take(self, key: str) -> object:
         if key not in self._asked:

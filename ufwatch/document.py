@@ -78,6 +78,22 @@ def parse(text: str, where: str) -> Document:
         raise ConfigError(where, ["is nested too deeply; flatten it"]) from None
 
 
+def parse_all(text: str, where: str) -> list[Document]:
+    """Reads a text of several YAML documents. ConfigError as :func:`parse`; lines are those of the whole text."""
+    found: list[Document] = []
+    lines = text.splitlines(keepends=True)
+    begin = 0
+    for end in [*(n for n, line in enumerate(lines) if re.fullmatch(r"---\s*(#.*)?\n?", line)), len(lines)]:
+        part = "".join(lines[begin:end])
+        if any(
+            line.strip() and not line.lstrip().startswith("#") for line in part.splitlines() if line.strip() != "---"
+        ):
+            # Blank lines in front keep the line numbers.
+            found.append(parse("\n" * begin + part, where))
+        begin = end + 1
+    return found or [parse(text, where)]
+
+
 def _too_large() -> str:
     return f"is over {MAX_BYTES >> 20} MiB; is this the right file?"
 

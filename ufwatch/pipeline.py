@@ -53,6 +53,14 @@ class KvCounts(Protocol):
     def missing_batches(self) -> int: ...
 
 
+class Judge(Protocol):
+    """Counts good and bad events of what a target showed, and gives their samples."""
+
+    def scraped(self, report: TargetReport, texts: TextfileSnapshot | None, at_seconds: float) -> None: ...
+
+    def samples(self, model_name: str) -> Samples: ...
+
+
 class KvEvents(Protocol):
     def snapshot(self) -> KvCounts: ...
 
@@ -71,8 +79,10 @@ class Target:
         texts: Texts | None = None,
         kv_events: KvEvents | None = None,
         window_seconds: float | None = WINDOW_SECONDS,
+        judge: Judge | None = None,
     ) -> None:
         self.config = config
+        self._judge = judge
         self.report: TargetReport | None = None
         self.process_readings: tuple[Reading, ...] = process_readings(None)
         self._page, self._texts, self._kv_events, self._clock = page, texts, kv_events, clock
@@ -106,6 +116,8 @@ class Target:
         before = self.report
         self._state, self.report = core.step(self._state, seen)
         _log_changes(before, self.report)
+        if self._judge is not None:
+            self._judge.scraped(self.report, self._text_snapshot, scrape.at_seconds)
         return self.report
 
     @property
@@ -127,6 +139,8 @@ class Target:
         if self._text_snapshot is not None and self._texts_missed < MISSED_BEFORE_GONE:
             name = self.report.model_name
             samples += process_samples(self.config.name, name, self._text_snapshot, self.process_readings)
+        if self._judge is not None:
+            samples += self._judge.samples(self.report.model_name)
         samples += availability(self.report, best)
         samples += life_samples(self.config.name, self.lives, self._clock.monotonic())
         samples += scrape_samples(self.config.name, self._counts)

@@ -45,6 +45,7 @@ class Flags:
     model: str | None = None
     no_gpu: bool = False
     no_gpm: bool = False
+    state_dir: str | None = None
     log_level: str | None = None
     log_format: str | None = None
 
@@ -105,6 +106,7 @@ def from_sources(
         config_file=pick("--web.config.file", flags.web_config_file, "UFWATCH_WEB_CONFIG_FILE", files.existing)
         or config.web.config_file,
     )
+    state_dir = pick("--state-dir", flags.state_dir, "UFWATCH_STATE_DIR", files.path)
     report.raise_if_any(_WHERE)
     return Config(
         targets=tuple(
@@ -115,6 +117,8 @@ def from_sources(
         discovery=replace(config.discovery, access=reach.over(config.discovery.access)),
         gpu=GpuConfig(enabled=config.gpu.enabled and not flags.no_gpu, gpm=config.gpu.gpm and not flags.no_gpm),
         web=web,
+        slos=config.slos,
+        state_dir=state_dir or config.state_dir,
     )
 
 

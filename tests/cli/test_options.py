@@ -14,6 +14,7 @@ def parser() -> Parser:
     built = Parser(prog="ufwatch run")
     options.add_target_options(built)
     options.add_serve_options(built)
+    options.add_state_options(built)
     options.add_log_options(built)
     options.add_output_options(built)
     return built
@@ -32,7 +33,7 @@ def test_every_flag_arrives() -> None:
         *("--target", "http://a:1", "--target", "b=http://b:1", "--config", "c.yaml", "--json", "--interval", "5s"),
         *("--host", "::", "--port", "1", "--web.config.file", "w.yml", "--ca-file", "ca", "--insecure"),
         *("--api-key-file", "k", "--basic-auth-file", "b", "--model", "m", "--no-gpu", "--no-gpm"),
-        *("--log-level", "debug", "--log-format", "json"),
+        *("--state-dir", "s", "--log-level", "debug", "--log-format", "json"),
     )
     assert typed == Flags(
         targets=("http://a:1", "b=http://b:1"),
@@ -49,6 +50,7 @@ def test_every_flag_arrives() -> None:
         model="m",
         no_gpu=True,
         no_gpm=True,
+        state_dir="s",
         log_level="debug",
         log_format="json",
     )

@@ -238,6 +238,7 @@ def test_the_log_is_json_and_tells_changes_only(simulators: Simulators) -> None:
     told = [(event["msg"], event.get("state") or event.get("reason")) for event in events]
     assert told == [
         ("serving", None),
+        ("error budgets are not persisted; give --state-dir to keep them over restarts", None),
         ("source up", None),
         ("state", "serving"),
         ("source down", "connect"),

@@ -111,8 +111,9 @@ async def _demo(web: WebConfig, env: Mapping[str, str], seconds: float | None, o
             clock=clock,
             discovery=Discovery(config.discovery, config.targets),
             window_seconds=WINDOW_SECONDS,
+            slo=assemble.desk(config, clock),
         )
-        app = build_app(sink, agent, agent.readings)
+        app = build_app(sink, agent, agent.readings, agent.slos)
         try:
             served = await serve(app, web)
         except ListenError:

@@ -17,6 +17,7 @@ __all__ = [
     "add_log_options",
     "add_output_options",
     "add_serve_options",
+    "add_state_options",
     "add_target_options",
     "flags",
 ]
@@ -77,6 +78,15 @@ def add_serve_options(parser: argparse.ArgumentParser, *, port: int = DEFAULT_PO
     )
 
 
+def add_state_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what says where the agent keeps what outlives it."""
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="keep error budgets there over restarts; default: in memory alone (UFWATCH_STATE_DIR)",
+    )
+
+
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Adds what says how our own log is written."""
     group = parser.add_argument_group("log")
@@ -104,6 +114,7 @@ def flags(namespace: argparse.Namespace) -> Flags:
         host=typed.get("host"),
         port=typed.get("port"),
         web_config_file=typed.get("web_config_file"),
+        state_dir=typed.get("state_dir"),
         ca_file=typed.get("ca_file"),
         insecure=bool(typed.get("insecure")),
         api_key_file=typed.get("api_key_file"),

@@ -54,6 +54,15 @@ class Fetched:
     """The last HTTP status seen; None where no answer came."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A GET as bytes, for an address that needs neither TLS nor a proxy."""
+
+    host: str
+    port: int
+    request: bytes
+
+
 @dataclass(slots=True)
 class _Route:
     """How one address is reached; kept between scrapes."""
@@ -128,6 +137,28 @@ class Fetcher:
         if exchange.status in (401, 403):
             self._files.forget(access)
         return Health(up=False, reason=failure.reason, detail=detail)
+
+    async def plain(self, url: str, access: HttpAccess) -> Plain | None:
+        """The GET of ``url`` over a connection of the caller's own; None where that takes more than plain HTTP."""
+        try:
+            route = self._route(url, access.server_name)
+            if route.first.scheme != "http" or await self._proxy(route) is not None:
+                return None
+            authorization = self._files.authorization(access)
+        except FetchError:
+            return None
+        host = access.server_name or route.first.raw_host or ""
+        port = "" if route.first.is_default_port() else f":{route.first.port}"
+        credentials = f"Authorization: {authorization}\r\n" if authorization is not None else ""
+        request = (
+            f"GET {route.first.raw_path_qs} HTTP/1.1\r\nHost: {f'[{host}]' if ':' in host else host}{port}\r\n"
+            f"User-Agent: {_AGENT}\r\nAccept: */*\r\n{credentials}\r\n"
+        )
+        return Plain(route.first.host or "", route.first.port or 80, request.encode("latin-1", "replace"))
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a name in the order to try them. OSError when there are none."""
+        return [found["host"] for found in await self._resolver.resolve(host, port, socket.AF_UNSPEC)]
 
     async def close(self) -> None:
         """Closes every connection; a GET under way fails, and so does every later one."""
@@ -248,7 +279,7 @@ class Fetcher:
         """The addresses of a name; none where this machine cannot resolve it, which behind a proxy is usual."""
         try:
             async with asyncio.timeout(_PROXY_LOOKUP_SECONDS):
-                return [found["host"] for found in await self._resolver.resolve(host, port, socket.AF_UNSPEC)]
+                return await self.addresses(host, port)
         except (OSError, ValueError):
             return []
 

@@ -34,7 +34,7 @@ Readings = Callable[[], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Application:
+def build_app(page: Answers, readiness: Readiness, readings: Readings, slos: Readings | None = None) -> web.Application:
     """The application. No handler waits for a source; one that fails answers 500 with one line and is logged."""
 
     async def metrics(request: web.Request) -> web.Response:
@@ -60,6 +60,9 @@ def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Ap
     async def all_readings(_: web.Request) -> web.Response:
         return _json(readings())
 
+    async def all_slos(_: web.Request) -> web.Response:
+        return _json(slos() if slos is not None else {"targets": []})
+
     async def index(_: web.Request) -> web.Response:
         body = index_html(readings()["targets"]).encode("utf-8", "replace")
         return web.Response(body=body, headers=_HTML)
@@ -70,6 +73,7 @@ def build_app(page: Answers, readiness: Readiness, readings: Readings) -> web.Ap
     app.router.add_get("/-/ready", ready)
     app.router.add_get("/health", health)
     app.router.add_get("/api/v1/readings", all_readings)
+    app.router.add_get("/api/v1/slo", all_slos)
     app.router.add_get("/", index)
     app.on_response_prepare.append(_common_headers)
     return app

@@ -1,0 +1,1 @@
+"""Error budgets: counted per target, kept over restarts, reported."""

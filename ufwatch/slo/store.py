@@ -1,0 +1,257 @@
+"""Error budgets on disk: SQLite with a write-ahead log, every save one transaction.
+
+What a save writes is absolute (a bucket's counts, an engine's raw counters), so one that is repeated changes nothing,
+and one that is cut off by a kill never happened. All of it blocks; the desk calls it from a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ufwatch.core.counting import Tally
+
+T = TypeVar("T")
+
+FILE = "slo.sqlite"
+FINE, HOUR = 0, 1
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS bucket(
+  target TEXT, slo TEXT, tier INTEGER, start INTEGER, events REAL, low REAL, high REAL, unknown REAL,
+  PRIMARY KEY(target, slo, tier, start)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objective(slo TEXT PRIMARY KEY, definition TEXT, ratio REAL, days INTEGER);
+CREATE TABLE IF NOT EXISTS last(target TEXT PRIMARY KEY, wall REAL, engines TEXT);
+"""
+
+
+class Row(NamedTuple):
+    """One bucket: tier ``FINE`` or ``HOUR``, its start in Unix seconds, its counts."""
+
+    target: str
+    slo: str
+    tier: int
+    start: int
+    tally: Tally
+
+
+class Last(NamedTuple):
+    """A target at its last save: the Unix time, and the raw counters of its engines."""
+
+    wall: float
+    engines: Mapping[str, Any]
+
+
+class Saved(NamedTuple):
+    """An objective as it was last saved."""
+
+    slo: str
+    definition: str
+    ratio: float
+    days: int
+
+
+class Batch(NamedTuple):
+    """What one transaction writes. ``forget_before`` are the starts that either tier keeps; ``forget_after`` a start
+    after which nothing can be true any more, where the clock was set back."""
+
+    number: int = 0
+    """Batches are numbered: one that a slow disk held up must not undo a later one."""
+    rows: tuple[Row, ...] = ()
+    last: Mapping[str, Last] = {}
+    objectives: tuple[Saved, ...] = ()
+    forget_before: tuple[int, int] | None = None
+    forget_after: int | None = None
+
+
+class Loaded(NamedTuple):
+    """What is kept beside the buckets."""
+
+    last: Mapping[str, Last] = {}
+    objectives: tuple[Saved, ...] = ()
+
+
+Take = Callable[[Row], None]
+"""Is given each bucket in turn, oldest first: all of them at once would be hundreds of megabytes."""
+
+
+class StoreError(Exception):
+    """The store cannot be used now; its text says why, in one line."""
+
+
+class StoreTakenError(StoreError):
+    """Another agent writes into this directory."""
+
+
+class StoreDamagedError(StoreError):
+    """The file was no sound database any more and has been moved aside."""
+
+
+class Store:
+    """One directory's store; calls wait for each other. An error leaves the next call free to try again.
+
+    ``moved_to`` ends the name of a file that was found unsound and moved aside.
+    """
+
+    def __init__(self, directory: Path, moved_to: str = "corrupt") -> None:
+        self.path = directory / FILE
+        self._aside = directory / f"{FILE}.{moved_to}"
+        self._busy = threading.Lock()
+        self._written = 0
+        self._lock: int | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    def load(self, take: Take) -> Loaded:
+        """Hands every bucket to ``take`` and returns the rest. Raises StoreError.
+
+        StoreDamagedError: the file was unsound and is out of the way; what ``take`` was given of it is to be forgotten.
+        """
+        with self._busy:
+            return self._checked(lambda: self._load(take))
+
+    def save(self, batch: Batch) -> None:
+        """Writes all of ``batch`` or nothing. Raises StoreError."""
+        with self._busy:
+            if batch.number > self._written:
+                self._checked(lambda: self._save(batch))
+                self._written = batch.number
+
+    def _checked(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives; what SQLite raises as a StoreError."""
+        try:
+            return work()
+        except sqlite3.Error as error:
+            # A connection may be what is broken (its disk was full or gone): the next call opens another.
+            self._disconnect()
+            if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
+                raise StoreError(f"{self.path}: {error}") from error
+            problem = str(error)
+        try:
+            for end in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{self.path}{end}", f"{self._aside}{end}")
+        except OSError as error:
+            raise StoreError(f"{self.path}: {error.strerror or error}") from error
+        raise StoreDamagedError(f"{self.path}: {problem}; moved to {self._aside}")
+
+    def close(self) -> None:
+        """Lets go of the file; what was saved stays."""
+        with self._busy:
+            self._disconnect()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+
+    def _load(self, take: Take) -> Loaded:
+        database = self._connect()
+        (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if sound != "ok":
+            raise sqlite3.DatabaseError(sound)
+        return _read(database, take)
+
+    def _save(self, batch: Batch) -> None:
+        with self._transaction() as database:
+            _write(database, batch)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        database = self._connect()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+            raise
+        database.execute("COMMIT")
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._take()
+            # One thread at a time, but not always the same one.
+            database = sqlite3.connect(self.path, timeout=5.0, isolation_level=None, check_same_thread=False)
+            self._connection = database
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                self._disconnect()
+                raise StoreError(f"{self.path}: written by another version of ufwatch (format {version})")
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version={_VERSION}")
+        return self._connection
+
+    def _take(self) -> None:
+        """Two writers would each count what the other does not know of."""
+        if self._lock is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path.with_name("slo.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"{self.path.parent}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise StoreTakenError(f"{self.path.parent}: another ufwatch keeps its budgets there") from error
+        self._lock = lock
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def read_only(directory: Path, take: Take) -> Loaded:
+    """As :meth:`Store.load`, without touching the file; an agent may be writing. Raises StoreError."""
+    path = directory / FILE
+    if not path.is_file():
+        raise StoreError(f"{path}: no such file; give the --state-dir of the agent")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return _read(database, take)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: {error}") from error
+
+
+def _write(database: sqlite3.Connection, batch: Batch) -> None:
+    if batch.forget_after is not None:
+        database.execute("DELETE FROM bucket WHERE start > ?", (batch.forget_after,))
+    if batch.forget_before is not None:
+        for tier, start in zip((FINE, HOUR), batch.forget_before, strict=True):
+            database.execute("DELETE FROM bucket WHERE tier = ? AND start < ?", (tier, start))
+    known = dict(database.execute("SELECT slo, definition FROM objective").fetchall())
+    for slo, definition, _, _ in batch.objectives:
+        if known.get(slo, definition) != definition:
+            # Counts under another definition are other counts.
+            database.execute("DELETE FROM bucket WHERE slo = ?", (slo,))
+    database.executemany("INSERT OR REPLACE INTO objective VALUES(?,?,?,?)", batch.objectives)
+    database.executemany(
+        "INSERT OR REPLACE INTO bucket VALUES(?,?,?,?,?,?,?,?)",
+        [(r.target, r.slo, r.tier, r.start, *r.tally) for r in batch.rows],
+    )
+    database.executemany(
+        "INSERT OR REPLACE INTO last VALUES(?,?,?)",
+        [(name, last.wall, json.dumps(last.engines)) for name, last in batch.last.items()],
+    )
+
+
+def _read(database: sqlite3.Connection, take: Take) -> Loaded:
+    last = database.execute("SELECT target, wall, engines FROM last").fetchall()
+    try:
+        engines = {name: Last(wall, json.loads(text)) for name, wall, text in last}
+    except (ValueError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"the saved counters cannot be read ({error})") from None
+    objectives = tuple(Saved(*row) for row in database.execute("SELECT slo, definition, ratio, days FROM objective"))
+    for target, slo, tier, start, *counts in database.execute("SELECT * FROM bucket"):
+        take(Row(target, slo, tier, start, Tally(*counts)))
+    return Loaded(engines, objectives)
