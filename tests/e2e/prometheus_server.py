@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, in directories of its own, that scrapes one address every second."""
+"""A real Prometheus on loopback, in directories of its own, that scrapes one address, every second unless told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,19 +15,32 @@ from tests.sources.loopback import free_port
 from tests.tools import require_tool
 
 _CONFIG = """
-global: {{scrape_interval: 1s, scrape_timeout: 900ms}}
+global: {{scrape_interval: {seconds:g}s, scrape_timeout: 900ms, evaluation_interval: {seconds:g}s}}
 scrape_configs:
   - job_name: ufwatch
     static_configs: [{{targets: ['{target}']}}]
 """
+_ALERTING = """
+alerting:
+  alertmanagers:
+    - static_configs: [{{targets: ['{alertmanager}']}}]
+"""
 
 
 class Prometheus:
-    """Started at once; ``work`` takes its configuration, its data and its log."""
+    """Started at once; ``work`` takes its configuration, its data and its log.
 
-    def __init__(self, work: Path, target: str) -> None:
+    ``rules`` are rule files that it evaluates, as often as it scrapes; their alerts go to ``alertmanager``, a URL.
+    """
+
+    def __init__(
+        self, work: Path, target: str, rules: Sequence[Path] = (), *, alertmanager: str = "", seconds: float = 1
+    ) -> None:
         program = require_tool("prometheus")
-        (work / "prometheus.yml").write_text(_CONFIG.format(target=target), encoding="utf-8")
+        config = _CONFIG.format(target=target, seconds=seconds) + f"rule_files: {[str(path) for path in rules]}\n"
+        if alertmanager:
+            config += _ALERTING.format(alertmanager=alertmanager.removeprefix("http://"))
+        (work / "prometheus.yml").write_text(config, encoding="utf-8")
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log = work / "prometheus.log"
         with self._log.open("wb") as log:
@@ -37,6 +51,7 @@ class Prometheus:
                     f"--storage.tsdb.path={work / 'tsdb'}",
                     f"--web.listen-address={self.url.removeprefix('http://')}",
                     f"--web.external-url={self.url}",
+                    "--rules.alert.resend-delay=1s",
                     "--log.level=warn",
                 ],
                 stdin=subprocess.DEVNULL,
