@@ -13,23 +13,27 @@ PACKAGE = ROOT / "ufwatch"
 
 FLOORS = (
     ("model", "errors", "clock", "config", "address", "configschema"),
-    ("spec", "formula", "metrics", "families", "gpu_metrics", "catalogue", "thresholds"),
+    (
+        *("spec", "formula", "metrics", "families", "gpu_metrics", "catalogue", "thresholds"),
+        *("rule_forms", "rule_settings", "recordings", "alert_words", "alerts_serving", "alerts_agent"),
+        "alerts_catalogue",
+    ),
     ("decode", "core", "render"),
-    ("document", "configpairs", "configfile", "precedence", "sources", "sinks", "sim"),
-    ("pipeline", "agent", "assemble", "web"),
+    ("document", "objectivefile", "configpairs", "configfile", "precedence", "rules_lint", "sources", "sinks", "sim"),
+    ("slo", "pipeline", "agent", "assemble", "web"),
     ("cli", "__main__"),
 )
 PURE = {name for floor in FLOORS[:3] for name in floor}
 PINNED = {
     "pynvml": {"sources/nvml.py"},
     "aiohttp": {"sources", "web", "sim"},
-    "yaml": {"document.py", "configfile.py", "decode/file_sd.py", "web/toolkit.py"},
+    "yaml": {"cli/slo.py", "document.py", "configfile.py", "decode/file_sd.py", "web/toolkit.py"},
     "zmq": {"sources", "sim"},
     "msgspec": {"decode/kv_events.py", "sources/kv_events.py", "sim"},
     "uvloop": {"cli/run.py"},
     "bcrypt": {"web"},
     "prometheus_client": set(),
-    "grafanalib": set(),
+    "grafanalib": {"render/grafana.py"},
     "opentelemetry": set(),
     "grpc": set(),
     "numpy": set(),

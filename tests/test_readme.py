@@ -32,7 +32,9 @@ def test_the_generated_tables_are_the_catalogues() -> None:
 
 def test_every_verb_it_names_exists() -> None:
     named = set(
-        re.findall(r"\bufwatch (run|once|top|doctor|demo|signals|slo|alerts|trace|gateway|engine|bench)\b", README)
+        re.findall(
+            r"\bufwatch (run|once|top|doctor|demo|signals|slo|alerts|dashboards|trace|gateway|engine|bench)\b", README
+        )
     )
     assert named == set(VERBS)
 

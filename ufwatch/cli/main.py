@@ -16,7 +16,10 @@ VERBS = {
     "run": "watch targets and serve /metrics until stopped",
     "once": "look at targets a few times and print the signals",
     "signals": "list what each target offers and from which source",
+    "slo": "show what is left of each error budget, or check and expand a file of objectives",
     "doctor": "say what keeps each signal from being exact, and what would fix it",
+    "alerts": "list the alerts, write their rule files, and lint your own",
+    "dashboards": "list, write or check the Grafana boards",
     "demo": "run the whole agent on a simulated vLLM and a recorded H200",
 }
 """Each verb is the module of its name beside this one, with ``configure(parser)`` and ``execute(args, env) -> int``."""
