@@ -73,6 +73,7 @@ def test_comments_blanks_unknown_metrics_and_a_missing_engine() -> None:
         "ufwatch_pinned_alloc_attempts_total +Inf",
         "ufwatch_pinned_alloc_attempts_total 1e999",
         "ufwatch_pinned_alloc_attempts_total -1",
+        "ufwatch_pinned_alloc_attempts_total 1e308",
         "ufwatch_pinned_alloc_attempts_total 1_000",
         "ufwatch_pinned_alloc_attempts_total ٣",
         "ufwatch_pinned_alloc_attempts_total",
@@ -102,6 +103,12 @@ def test_thresholds_are_decimal_numbers_and_equal_ones_one_series() -> None:
     labels = (("engine", "0"), ("threshold_seconds", "0.8"))
     assert parsed.values[SeriesKey("ttft_over_total", labels)] == 3
     assert (len(parsed.values), parsed.refused) == (2, 1)
+
+
+def test_thresholds_that_would_become_one_are_refused() -> None:
+    line = b'ufwatch_ttft_over_total{engine="0",threshold_seconds="1000.001"} 3\n'
+    parsed = good(HEAD + line + line.replace(b"1000.001", b"1000.002"))
+    assert (parsed.values, parsed.refused) == ({}, 2)
 
 
 def test_what_a_writer_cannot_give_is_kept_with_its_words() -> None:

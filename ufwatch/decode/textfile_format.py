@@ -62,6 +62,8 @@ _LINE = re.compile(r'([A-Za-z_:][A-Za-z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")
 _LABEL = re.compile(r'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|$)')
 _ABSENT = re.compile(r"# absent ([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?: (.+)")
 _THRESHOLD = re.compile(r"\d{1,6}(?:\.\d{1,6})?", re.ASCII)
+_TOO_MUCH = 2.0**64
+"""No counter of a process gets there, and sums of what a broken file says stay finite."""
 _MOST_ABSENT = 32
 _MOST_CHARACTERS = 200
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
@@ -125,7 +127,7 @@ class TextFile:
     sequence: int | None = None
     """Set where the file is updated in place."""
     refused: int = 0
-    """Lines of known metrics that make no sense (no number, negative, NaN, a label outside its set, a duplicate)."""
+    """Lines of known metrics that make no sense (no number, negative, NaN, huge, a label outside its set, twice)."""
     unknown: int = 0
     """Lines of metrics that are not in ``KNOWN``."""
 
@@ -176,7 +178,7 @@ def parse_file(data: bytes) -> TextFile | TextFileFault:
         labels = _labels(matched[2] or "")
         value = number(matched[3])
         kept = None if labels is None else _kept(known, labels)
-        if labels is None or kept is None or value is None or value < 0:
+        if labels is None or kept is None or value is None or not 0 <= value < _TOO_MUCH:
             refused += 1
             continue
         identity = (name, frozenset(labels.items()))
@@ -259,7 +261,10 @@ def _kept(known: _Known, labels: Mapping[str, str]) -> Labels | None:
         elif name == "threshold_seconds":
             if value is None or _THRESHOLD.fullmatch(value) is None:
                 return None
-            value = f"{float(value):g}"
+            seconds = float(value)
+            value = f"{seconds:g}"
+            if float(value) != seconds:
+                return None  # its counts would be added to another one's
         elif name == "code":
             value = _CUDA_CODES.get(value or "", value)
             if value not in allowed:

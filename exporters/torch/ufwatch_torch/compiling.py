@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from .spans import COMPILE, COUNT, MARK, SECONDS
+from .spans import COMPILE, COUNT, MARK, SECONDS, START
 
 if TYPE_CHECKING:
     from .graphs import Graphs
@@ -65,6 +65,8 @@ def watch(graphs: Graphs, module: Any) -> None:
 
     setattr(log_event_start, MARK, True)
     setattr(log_event_end, MARK, True)
+    for hook in ("compile_start", "compile_end"):
+        exporter.rests(hook, (SECONDS, COUNT, START), phase=COMPILE)
     before = [seconds for key in _BEFORE for seconds in module.compilation_time_metrics.get(key, ())]
     if before:
         graphs.count(COMPILE, "unknown", sum(before), len(before))

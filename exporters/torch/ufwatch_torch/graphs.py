@@ -26,12 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 from . import compiling
+from .guarded import collecting
 from .importing import loaded, poll, when_imported
-from .spans import CAPTURE, COMPILE, COUNT, MARK, SECONDS, Span, Spans
+from .spans import CAPTURE, COMPILE, COUNT, MARK, SECONDS, START, Span, Spans
 from .textfile import Exporter
 
 QUIET_S = 60.0
-START = "graph_compile_last_start_seconds"
 
 
 class Graphs:
@@ -66,7 +66,8 @@ class Graphs:
         self.exporter.add(COUNT, graphs, phase=phase, cache=cache)
         self.touch()
         if not self._over:
-            self._start[phase, cache] = self._start.get((phase, cache), 0.0) + seconds
+            with self._lock:
+                self._start[phase, cache] = self._start.get((phase, cache), 0.0) + seconds
 
     def touch(self) -> None:
         """Something compiles or captures: start-up is not over."""
@@ -150,6 +151,8 @@ class Graphs:
 
         setattr(capture_begin, MARK, True)
         setattr(capture_end, MARK, True)
+        for hook in ("capture_begin", "capture_end"):
+            self.exporter.rests(hook, (SECONDS, COUNT, START), phase=CAPTURE)
         self.exporter.add(SECONDS, 0.0, phase=CAPTURE, cache="unknown")
         self.exporter.add(COUNT, 0.0, phase=CAPTURE, cache="unknown")
         kind.capture_begin, kind.capture_end = capture_begin, capture_end
@@ -181,6 +184,7 @@ def install(exporter: Exporter) -> None:
             return
         graphs = _graphs = Graphs(exporter)
         os.register_at_fork(after_in_child=graphs.begin)
+        exporter.rests(collecting(graphs.collect), (START,))
         exporter.collect(graphs.collect)
         for phase, module in ((CAPTURE, "torch"), (COMPILE, "torch._dynamo.utils")):
             if loaded(module) is None:

@@ -19,6 +19,8 @@ _Callback = Callable[[Any], None]
 
 _waiting: dict[str, list[_Callback]] = {}
 _lock = threading.RLock()
+_looking = threading.local()
+"""``names``: those that the finder is looking for in this thread."""
 
 
 def loaded(name: str) -> Any:
@@ -63,8 +65,12 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _waiting:
+        # Asked by a finder that we asked: another copy of this package, or another tool that goes round the same way.
+        # Without this each would ask the other until the stack is full, and the import would run at its end.
+        names: set[str] = vars(_looking).setdefault("names", set())
+        if name not in _waiting or name in names:
             return None
+        names.add(name)
         try:
             for finder in list(sys.meta_path):
                 found = None if finder is self else finder.find_spec(name, path, target)
@@ -73,6 +79,8 @@ class _Finder:
                     return found
         except Exception:
             pass  # the import goes its usual way, and meets the same exception there
+        finally:
+            names.discard(name)
         return None
 
 

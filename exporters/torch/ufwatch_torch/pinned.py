@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import time
 from typing import Any
 
+from .guarded import collecting
 from .importing import loaded, poll, when_imported
 from .spans import MARK
 from .textfile import Exporter
@@ -73,6 +75,8 @@ class Pinned:
         self.exporter = exporter
         self._last = (0.0, 0.0, 0.0)
         self._watching = False
+        self._calls = threading.local()
+        """``level``: calls of ``pin_memory`` within one another; ``counted``: the refusal that passes through them."""
 
     def watch(self, torch: Any) -> None:
         """Puts functions in front of ``Tensor.pin_memory`` and of cudart's ``cudaHostRegister``."""
@@ -84,18 +88,31 @@ class Pinned:
             # Refusals without the successes would read as 0 %.
             self.exporter.absent(ATTEMPTS, "this PyTorch has no host_memory_stats: successes are not known")
             return
-        guard = self.exporter.guard
+        guard, calls = self.exporter.guard, self._calls
 
         @functools.wraps(real)
         def pin_memory(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
+            # Of a subclass of Tensor torch calls us again from within, and one that wraps a tensor pins that one: a
+            # refusal passes through each of the calls, and is one.
+            level = getattr(calls, "level", 0)
+            calls.level = level + 1
             try:
                 return real(*args, **kwargs)
             except Exception as error:
                 guard("pin_memory", self._refused, error, began)
                 raise
+            finally:
+                calls.level = level
+                if level == 0:
+                    calls.counted = None
 
+        # The real one is a method of C, which has no module: without these it could no longer be pickled by its name.
+        pin_memory.__module__, pin_memory.__qualname__ = "torch", "Tensor.pin_memory"
         setattr(pin_memory, MARK, True)
+        # Refusals without the successes would read as 0 %, successes without the refusals as 100 %.
+        for hook in ("pin_memory", "cudaHostRegister", collecting(self.collect)):
+            self.exporter.rests(hook, (ATTEMPTS, FAILURES, BYTES, TIME))
         torch.Tensor.pin_memory = pin_memory
         self._watching = True
         # Not cudart(): that initialises CUDA.
@@ -119,8 +136,10 @@ class Pinned:
 
     def _refused(self, error: BaseException, began: float) -> None:
         code = code_of(error)
-        if code is not None:
+        counted = getattr(self._calls, "counted", None)
+        if code is not None and (counted is None or (counted is not error and counted is not error.__cause__)):
             self._count(time.perf_counter() - began, code)
+            self._calls.counted = error
 
     def _registered(self, result: Any, began: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         number = int(result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Mapping
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -77,12 +78,20 @@ def tidy(directory: str, now: float) -> None:
         path = os.path.join(directory, name)
         with contextlib.suppress(OSError):
             if name.endswith(".prom"):
-                with open(path, "rb") as file:
-                    matched = _HEARTBEAT.match(file.read(200))
+                matched = _HEARTBEAT.match(_head_of(path))
                 if matched is not None and now - float(matched[1]) > EXPIRE_S:
                     os.unlink(path)
             elif _LEFT_BEHIND.fullmatch(name) and now - os.lstat(path).st_mtime > EXPIRE_S:
                 os.unlink(path)
+
+
+def _head_of(path: str) -> bytes:
+    """The first bytes of a regular file. A pipe that somebody put there would hold the thread for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 200) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    finally:
+        os.close(handle)
 
 
 def _number(value: float) -> str:

@@ -15,6 +15,7 @@ COMPILE = "compile"
 CAPTURE = "capture"
 SECONDS = "graph_compile_seconds_total"
 COUNT = "graph_compiles_total"
+START = "graph_compile_last_start_seconds"
 MARK = "__ufwatch__"
 """Attribute of every function put in place of torch's: there may be two copies of this package in a process."""
 

@@ -19,23 +19,21 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any
 
+from .guarded import HOOK_FAILURES, MAX_SERIES, Guarded, collecting
 from .promfile import Key, make_directory, replace, text_of, tidy, time_text
 
 LOG = logging.getLogger("ufwatch")
+__all__ = ["HOOK_FAILURES", "MAX_SERIES", "Exporter"]
 
 TURN_S = 1.0
 """Seconds between two turns of the thread; so there is at most one write a second."""
 HEARTBEAT_S = 3.5
 """Idle seconds after which a turn writes nevertheless. Turns are 1 s apart: every 4 s, and never above 5."""
-MAX_SERIES = 2000
-"""More label sets than that are a mistake in a hook: they are dropped and counted, the host keeps its memory."""
 COLLECT_FAILURES = 5
-HOOK_FAILURES = 20
 
 
-class Exporter:
+class Exporter(Guarded):
     """Counters and gauges of this process, written to ``path`` at least every 5 s once ``start`` was called.
 
     Every method may be called from any thread and never raises. After ``os.fork`` the child has an own ``path``, an own
@@ -52,6 +50,7 @@ class Exporter:
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         """``wait(seconds)`` pauses the thread and returns True to end it; default: until ``close``."""
+        super().__init__()
         self.directory = os.fspath(directory)
         with contextlib.suppress(OSError):  # there may be no working directory
             self.directory = os.path.abspath(self.directory)
@@ -61,7 +60,6 @@ class Exporter:
         self._callbacks: list[Callable[[], None]] = []
         self._started = self._closed = self._asleep = False
         self._begin()
-        make_directory(self.directory)
         _living.add(self)
 
     @property
@@ -75,12 +73,11 @@ class Exporter:
             if not 0.0 <= amount < math.inf:
                 return
             key = (name, tuple(labels.items()) if len(labels) < 2 else tuple(sorted(labels.items())))
+            by = float(amount)
             with self._lock:
-                value = self._values.get(key)
-                if value is None:
-                    self._enter(key, float(amount))
-                elif amount:
-                    self._values[key] = value + amount
+                if key in self._values or self._enter(key):
+                    # In one expression without a call: a signal handler that counts could run at one, and be lost.
+                    self._values[key] += by
                     self._changed = True
             if self._asleep:
                 self._arm()
@@ -95,50 +92,10 @@ class Exporter:
         """Sets a gauge. The format knows no negative values: such a one is left out."""
         self._put(name, value, labels, monotone=False)
 
-    def absent(self, name: str, reason: str) -> None:
-        """Says in the file (a comment) and once in the log why a metric is not there.
-
-        Void as soon as ``name`` has a value; an empty reason takes it back (for a name with labels, say).
-        """
-        try:
-            text = " ".join(str(reason).split())
-            with self._lock:
-                if self._absent.get(name, "") == text:
-                    return
-                self._absent[name] = text
-                self._changed = True
-            if text:
-                LOG.info("ufwatch: no %s from process %d: %s", name, os.getpid(), text)
-        except Exception:
-            self.failed("absent")
-
     def collect(self, callback: Callable[[], None]) -> None:
         """``callback`` runs in the thread once a turn, before the write; after five exceptions no more."""
         with self._lock:
             self._callbacks.append(callback)
-
-    def failed(self, hook: str) -> None:
-        """Call in an ``except`` block: counts the failure of ``hook``, and logs the first one of each hook."""
-        try:
-            key = _failures_of(hook)
-            with self._lock:
-                first = key not in self._values
-                if first and len(self._values) >= MAX_SERIES + 50:
-                    return
-                self._values[key] = self._values.get(key, 0.0) + 1.0
-                self._changed = True
-            if first:
-                LOG.warning("ufwatch: %s failed, the process is not affected: %r", hook, sys.exc_info()[1])
-        except Exception:
-            pass
-
-    def guard(self, hook: str, body: Callable[..., object], *args: Any) -> None:
-        """Runs a hook's body. What it raises is counted and stays here; after 20 times the body is no longer run."""
-        try:
-            if self._values.get(_failures_of(hook), 0.0) < HOOK_FAILURES:
-                body(*args)
-        except Exception:
-            self.failed(hook)
 
     def start(self) -> None:
         """Starts the thread, once; in a forked child it starts the child's own."""
@@ -150,6 +107,8 @@ class Exporter:
                 self._started = self._asleep = True
             if first:
                 atexit.register(self.close)
+                if getattr(sys.modules.get("multiprocessing.process"), "_parent_process", None) is not None:
+                    self._flush_with_multiprocessing()
             self._arm()
         except Exception:
             self.failed("start")
@@ -181,7 +140,8 @@ class Exporter:
         self._thread: threading.Thread | None = None
         self._name = f"{self.role}-{uuid.uuid4().hex[:12]}.prom"
         self._start = time_text(self._wall())
-        self._values: dict[Key, float] = {}
+        self._values = {}
+        self._void = []
         self._collect_failures: dict[int, int] = {}
         self._changed = True
         self._complained = False
@@ -195,12 +155,16 @@ class Exporter:
         self._forked = True
         self._asleep = self._started and not self._closed
 
-    def _enter(self, key: Key, value: float) -> None:
-        """A new series; the lock is held."""
+    def _enter(self, key: Key) -> bool:
+        """Begins a new series at 0, unless what it rests on was given up; the lock is held."""
+        if self._is_void(key):
+            return False
         if len(self._values) >= MAX_SERIES:
             raise OverflowError(f"more than {MAX_SERIES} series; {key} is left out")
-        self._values[key] = value
+        if key not in self._values:  # entered meanwhile, by a signal handler
+            self._values[key] = 0.0
         self._changed = True
+        return True
 
     def _put(self, name: str, value: float, labels: dict[str, str], *, monotone: bool) -> None:
         try:
@@ -208,10 +172,10 @@ class Exporter:
                 return
             key = (name, tuple(sorted(labels.items())))
             with self._lock:
-                before = self._values.get(key)
-                if before is None:
-                    self._enter(key, float(value))
-                elif value > before or (value < before and not monotone):
+                if key not in self._values and not self._enter(key):
+                    return
+                before = self._values[key]
+                if value > before or (value < before and not monotone):
                     self._values[key] = float(value)
                     self._changed = True
             if self._asleep:
@@ -225,10 +189,32 @@ class Exporter:
                 return
             self._asleep = False
         if self._forked:
-            # A forked multiprocessing child ends in os._exit, which runs no atexit; this it does run.
-            finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
-            if finalize is not None:
-                finalize(None, self.close, exitpriority=0)
+            # It begins with its first count: an agent that came between fork and count has missed nothing.
+            self._start = time_text(self._wall())
+            self._flush_with_multiprocessing()
+        self._begin_thread()
+
+    def _flush_with_multiprocessing(self) -> None:
+        """A child of its fork and forkserver methods ends in ``os._exit``, which runs no atexit; this it does run."""
+        finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+        if finalize is not None:
+            finalize(None, self._flush, exitpriority=-100)  # below 0: after it has waited for its own children
+
+    def _flush(self) -> None:
+        """Writes what may be the last time, a second at most, and goes on: other threads may still run for long."""
+        try:
+            thread = self._thread
+            if self._closed or thread is None:
+                return
+            self._stop.set()
+            thread.join(timeout=1.0)
+            if not thread.is_alive():
+                self._stop = threading.Event()
+                self._begin_thread()
+        except Exception:
+            self.failed("flush")
+
+    def _begin_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="ufwatch-export", daemon=True)
         thread.start()
         self._thread = thread
@@ -239,12 +225,16 @@ class Exporter:
         stop = self._stop
         wait = self._given_wait or stop.wait
         try:
+            make_directory(self.directory)  # not before: a file system that hangs is to hang this thread alone
             with contextlib.suppress(OSError):  # an unreadable directory: the write will say so
                 tidy(self.directory, self._wall())
             last = False
             while not last:
                 last = stop.is_set()
-                self._turn(last)
+                try:
+                    self._turn(last)
+                except Exception:  # such as from a log handler of the host
+                    self.failed("turn")
                 last = last or (wait(TURN_S) and not stop.is_set())
         except Exception:
             self.failed("thread")
@@ -260,10 +250,11 @@ class Exporter:
         try:
             callback()
         except Exception:
-            self.failed(f"collect:{getattr(callback, '__qualname__', 'callback')}")
+            self.failed(collecting(callback))
             count = self._collect_failures[id(callback)] = self._collect_failures.get(id(callback), 0) + 1
             if count >= COLLECT_FAILURES:
                 self._callbacks.remove(callback)
+                self.give_up(collecting(callback))
 
     def _write(self) -> None:
         """Writes the file. Anything that goes wrong is said once, and tried again at the next turn."""
@@ -281,10 +272,6 @@ class Exporter:
             if not self._complained:
                 self._complained = True
                 LOG.warning("ufwatch: cannot write %s, will keep trying: %s", self.path, error)
-
-
-def _failures_of(hook: str) -> Key:
-    return ("exporter_hook_errors_total", (("hook", str(hook)),))
 
 
 _living: weakref.WeakSet[Exporter] = weakref.WeakSet()

@@ -18,11 +18,13 @@ from typing import Any
 
 from . import process
 from .hooking import replace
+from .observers.guarded import collecting
 from .observers.textfile import HOOK_FAILURES
 
 EVICT, LOOK_UP = "_maybe_evict_cached_block", "get_cached_block"
 NO_HOOK = "this vLLM has no BlockPool.{}"
 NO_CACHING = "prefix caching is off"
+METRICS = ("kv_evictions_total", "page_table_lookups_total", "page_table_misses_total")
 
 
 class _Counts:
@@ -140,6 +142,7 @@ def _begin(pool: Any) -> None:
             process.absent(metric, NO_CACHING)
     if _exporting_pid != os.getpid():
         _exporting_pid = os.getpid()
+        exporter.rests(collecting(_export), METRICS)
         exporter.collect(_export)
     _export()
 
@@ -162,6 +165,8 @@ def _failed(hook: str) -> None:
     if _counts.failures < HOOK_FAILURES:
         _counts.failures += 1
         process.failed(hook)
+        if _counts.failures == HOOK_FAILURES:
+            process.give_up(hook, METRICS)
 
 
 os.register_at_fork(after_in_child=_counts.reset)  # a child's exporter begins at 0, so do its counts

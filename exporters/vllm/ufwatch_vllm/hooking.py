@@ -7,6 +7,7 @@ leaves the engine's own function in place.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,14 @@ _MARK = "__ufwatch__"
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-    """``owner.name`` becomes ``make(owner.name)``, once, with name and signature kept. False where there is no such."""
+    """``owner.name`` becomes ``make(owner.name)``, once, with name and signature kept. False where there is no such.
+
+    Of a class only methods are replaced: in the place of a static one, a function would get an argument too many.
+    """
     original = getattr(owner, name, None)
     if not callable(original):
+        return False
+    if isinstance(owner, type) and isinstance(inspect.getattr_static(owner, name), (staticmethod, classmethod)):
         return False
     if not hasattr(original, _MARK):
         wrapped = functools.wraps(original)(make(original))

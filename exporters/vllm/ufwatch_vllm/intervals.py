@@ -13,10 +13,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from .observers.textfile import Exporter
 from .settings import Settings
+
+COUNTERS = (
+    "token_intervals_total",
+    "token_interval_seconds_total",
+    "token_interval_squared_total",
+    "ttft_requests_total",
+    "ttft_over_total",
+    "jitter_slices_total",
+    "jitter_slices_over_total",
+)
+
+
+class Totals(Protocol):
+    """Takes totals: the exporter, or what stands before it."""
+
+    def total(self, name: str, value: float, **labels: str) -> None:
+        """As ``Exporter.total``."""
 
 
 class _Sum(NamedTuple):
@@ -51,8 +67,8 @@ class _State(NamedTuple):
 class IntervalSums:
     """Of one engine, as this process sees it."""
 
-    def __init__(self, settings: Settings, *, wall: Callable[[], float] = time.time) -> None:
-        self._settings, self._wall = settings, wall
+    def __init__(self, settings: Settings, *, wall: Callable[[], float] | None = None) -> None:
+        self._settings, self._wall = settings, wall or _steady()
         late, uneven = (0,) * len(settings.ttft), (0,) * len(settings.jitter)
         self._state = _State(0, _Sum(), _Sum(), 0, late, 0, uneven, _Slice())
 
@@ -61,13 +77,9 @@ class IntervalSums:
         state = self._state
         n, total, squares, open_slice = state.n, state.sum, state.squares, state.open
         slices, uneven = state.slices, state.uneven
+        intervals, step, step_squares = _summed(intervals)
         count = len(intervals)
         if count:
-            step, step_squares = math.fsum(intervals), math.fsum([x * x for x in intervals])
-            if min(intervals) < 0.0 or not step_squares < math.inf:
-                intervals = [x for x in intervals if 0.0 <= x < 1e150]
-                count = len(intervals)
-                step, step_squares = math.fsum(intervals), math.fsum([x * x for x in intervals])
             n, total, squares = n + count, _plus(total, step), _plus(squares, step_squares)
             number = int(self._wall() // self._settings.slice)
             if number > open_slice.number:
@@ -79,6 +91,7 @@ class IntervalSums:
                 open_slice = _Slice(open_slice.number, m + count, s + step, q + step_squares)
         late = state.late
         if first_tokens:
+            first_tokens = _summed(first_tokens)[0]
             late = tuple(
                 m + sum(1 for x in first_tokens if x > threshold) for m, threshold in zip(late, self._settings.ttft)
             )
@@ -86,7 +99,7 @@ class IntervalSums:
             n, total, squares, state.first_tokens + len(first_tokens), late, slices, uneven, open_slice
         )
 
-    def export(self, exporter: Exporter, engine: str, unit: str) -> None:
+    def export(self, exporter: Totals, engine: str, unit: str) -> None:
         """Hands all totals over; a slice whose time is up counts although nothing came after it."""
         state = self._state
         labels = {"engine": engine, "unit": unit}
@@ -108,6 +121,27 @@ class IntervalSums:
         mean = of.sum / of.n
         deviation = math.sqrt(max(0.0, of.squares / of.n - mean * mean))
         return tuple(m + (deviation > threshold) for m, threshold in zip(uneven, self._settings.jitter))
+
+
+def _summed(times: Sequence[float]) -> tuple[Sequence[float], float, float]:
+    """Those that are times, their sum and that of their squares. Raises for what is no number: a vLLM not known."""
+    try:
+        total, squares = math.fsum(times), math.fsum([x * x for x in times])
+        if squares < math.inf and not (times and min(times) < 0.0):
+            return times, total, squares
+    except (ValueError, OverflowError):
+        pass  # inf and -inf; beyond what a float holds
+    times = [x for x in times if 0.0 <= x < 1e150]
+    return times, math.fsum(times), math.fsum([x * x for x in times])
+
+
+def _steady() -> Callable[[], float]:
+    """Unix time as it was when this began, and from there on without the steps that a clock may be set by.
+
+    Set back for hours it would hold one slice open all that time.
+    """
+    ahead = time.time() - time.monotonic()
+    return lambda: ahead + time.monotonic()
 
 
 def _plus(total: _Sum, x: float) -> _Sum:

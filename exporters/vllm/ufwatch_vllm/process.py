@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import os
 import re
-from multiprocessing import util
+from collections.abc import Sequence
 
 from .observers.textfile import Exporter
 
@@ -46,8 +46,6 @@ def begin(role: str) -> Exporter | None:
         for metric, reason in _absent.items():
             _exporter.absent(metric, reason)
         _exporter.start()
-        # A forked process ends in os._exit, which runs this but nothing of atexit.
-        util.Finalize(None, _exporter.close, exitpriority=0)
         LOG.info("ufwatch: process %d exports to %s", _pid, _exporter.path)
     return _exporter
 
@@ -72,6 +70,13 @@ def absent(metric: str, reason: str) -> None:
     _absent[metric] = reason
     if _exporter is not None and _pid == os.getpid():
         _exporter.absent(metric, reason)
+
+
+def give_up(hook: str, metrics: Sequence[str], **labels: str) -> None:
+    """``hook`` has failed too often: its metrics leave the file, where they would read as nothing happening."""
+    if _exporter is not None and _pid == os.getpid():
+        _exporter.rests(hook, metrics, **labels)
+        _exporter.give_up(hook)
 
 
 def say(text: str, *args: object) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import re
 from typing import NamedTuple
 
 LOG = logging.getLogger("ufwatch")
@@ -44,7 +44,15 @@ def _numbers(name: str, default: tuple[float, ...]) -> tuple[float, ...]:
         numbers = tuple(sorted({float(word) for word in text.split(",")}))
     except ValueError:
         numbers = ()
-    if 0 < len(numbers) <= MOST_THRESHOLDS and all(0.0 < number < math.inf for number in numbers):
+    if 0 < len(numbers) <= MOST_THRESHOLDS and all(_readable(number) for number in numbers):
         return numbers
-    LOG.warning("ufwatch: %s is %r, not up to %d positive seconds; using %s", name, text, MOST_THRESHOLDS, default)
+    LOG.warning(
+        "ufwatch: %s is %r, not up to %d positive seconds of six digits; using %s", name, text, MOST_THRESHOLDS, default
+    )
     return default
+
+
+def _readable(seconds: float) -> bool:
+    """Whether the agent's reader takes it as a label, and as no other one."""
+    text = f"{seconds:g}"
+    return seconds > 0.0 and float(text) == seconds and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) is not None

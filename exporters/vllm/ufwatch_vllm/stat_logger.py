@@ -11,7 +11,9 @@ import os
 from typing import Any
 
 from . import process, settings, stats_guard
-from .intervals import IntervalSums
+from .intervals import COUNTERS, IntervalSums
+from .observers.guarded import collecting
+from .observers.promfile import Key
 from .observers.textfile import HOOK_FAILURES
 
 if not stats_guard.installed():
@@ -36,10 +38,8 @@ class ExactLogger(_BASE):  # type: ignore[misc]
             self._engine = int(kwargs.get("engine_index", args[1] if len(args) > 1 else 0))
             self._unit = _unit(config)
             self._settings = settings.read()
-            self._sums[self._engine] = IntervalSums(self._settings)
-            exporter = process.begin("api")
-            if exporter is not None:
-                exporter.collect(self._export)
+            _begin()
+            self._sums_of(self._engine)
         except Exception:
             self._failed("stat_logger")
 
@@ -53,11 +53,7 @@ class ExactLogger(_BASE):  # type: ignore[misc]
                 return
             intervals, first_tokens = stats.inter_token_latencies_iter, stats.time_to_first_tokens_iter
             if intervals or first_tokens:
-                engine = kwargs.get("engine_idx", self._engine)
-                sums = self._sums.get(engine)
-                if sums is None:
-                    sums = self._sums[engine] = IntervalSums(self._settings)
-                sums.take(intervals, first_tokens)
+                self._sums_of(kwargs.get("engine_idx", self._engine)).take(intervals, first_tokens)
         except Exception:
             self._failed("record")
 
@@ -70,17 +66,63 @@ class ExactLogger(_BASE):  # type: ignore[misc]
     def record_sleep_state(self, *_: Any, **__: Any) -> None:
         """On the metrics page already."""
 
-    def _export(self) -> None:
-        # In a forked child these sums are its parent's.
-        exporter = process.begin("api") if os.getpid() == self._pid else None
-        if exporter is None:
-            return
-        for engine, sums in list(self._sums.items()):
-            sums.export(exporter, str(engine), self._unit)
+    def _sums_of(self, engine: int) -> IntervalSums:
+        sums = self._sums.get(engine)
+        if sums is None:
+            sums = self._sums[engine] = IntervalSums(self._settings)
+            if os.getpid() == self._pid:  # else it is the parent's logger, in a forked child
+                _all.append((str(engine), self._unit, sums))
+        return sums
 
     def _failed(self, hook: str) -> None:
         self._failures += 1
         process.failed(hook)
+        if self._failures == HOOK_FAILURES:
+            process.give_up(hook, COUNTERS, engine=str(self._engine))
+
+
+# What a later vLLM asks of every logger: with one method missing it could not be made, and the server would not start.
+for _name in getattr(_BASE, "__abstractmethods__", ()):
+    if _name not in vars(ExactLogger):
+        setattr(ExactLogger, _name, ExactLogger.log)
+ExactLogger.__abstractmethods__ = frozenset()
+
+
+_all: list[tuple[str, str, IntervalSums]] = []
+"""Engine, unit and sums of every logger ever made in this process: an engine may be made anew, and goes on counting."""
+_exporting_pid = 0
+
+
+class _Together:
+    """Adds up what several sums of one engine say of the same series."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, float] = {}
+
+    def total(self, name: str, value: float, **labels: str) -> None:
+        key = (name, tuple(labels.items()))
+        self.values[key] = self.values.get(key, 0) + value
+
+
+def _begin() -> None:
+    global _exporting_pid
+    exporter = process.begin("api")
+    if exporter is not None and _exporting_pid != os.getpid():
+        _exporting_pid = os.getpid()
+        _all.clear()  # the parent's, in a forked child
+        exporter.rests(collecting(_export), COUNTERS)
+        exporter.collect(_export)
+
+
+def _export() -> None:
+    exporter = process.begin("api") if os.getpid() == _exporting_pid else None
+    if exporter is None:
+        return
+    together = _Together()
+    for engine, unit, sums in _all:
+        sums.export(together, engine, unit)
+    for (name, labels), value in together.values.items():
+        exporter.total(name, value, **dict(labels))
 
 
 def _unit(config: Any) -> str:

@@ -39,6 +39,8 @@ def installed() -> bool:
 def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_stat_logger_plugin_factories(*args: Any, **kwargs: Any) -> Any:
         factories = original(*args, **kwargs)
+        if not isinstance(factories, (list, tuple)):
+            return factories  # of a vLLM that we do not know
         others = [factory for factory in factories if getattr(factory, "__module__", "") != OURS]
         try:
             # Where someone else's logger turns them on they are on, with or without ours.

@@ -179,6 +179,20 @@ def test_one_import_observes_the_process(tmp_path: Path) -> None:
     ]
 
 
+def test_two_copies_do_not_ask_each_other_for_ever(tmp_path: Path) -> None:
+    """This package and the copy within ufwatch-vllm: each one's finder asks the other's."""
+    (tmp_path / "torch.py").write_text(
+        "import sys\nframe, depth = sys._getframe(), 0\nwhile frame:\n    frame, depth = frame.f_back, depth + 1\n"
+    )
+    vllm = str(Path(SOURCE).parent / "vllm")
+    code = (
+        "import ufwatch_torch; from ufwatch_vllm import observers; ufwatch_torch.observe(); observers.observe()\n"
+        "import torch; print(torch.depth < 30)"
+    )
+    path = os.pathsep.join((SOURCE, vllm, str(tmp_path)))
+    assert _python(code, UFWATCH_EXPORT_DIR=str(tmp_path / "out"), PYTHONPATH=path).split() == ["True"]
+
+
 def test_a_torch_imported_later_is_hooked_before_its_importer_goes_on(tmp_path: Path) -> None:
     """A whole small torch package, as real import."""
     package = tmp_path / "lib" / "torch"

@@ -75,6 +75,52 @@ def test_refusals_raise_as_before_and_count_as_attempts(exporter: Exporter, pinn
     assert seen(exporter) == {"attempts_total": 7, "bytes_total": 0, "failures_total{'code': 'out_of_memory'}": 2}
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "as the cause of another"])
+def test_a_refusal_that_passes_through_two_calls_is_one(
+    exporter: Exporter, pinned: Pinned, torch: Any, wrapped: bool
+) -> None:
+    """A tensor that holds another one pins that one; any subclass of Tensor comes through torch's dispatch twice."""
+
+    class Outer:
+        def pin_memory(self) -> None:
+            inner = torch.Tensor()
+            try:
+                torch.Tensor.pin_memory(inner)
+            except RuntimeError as error:
+                if wrapped:
+                    raise fakes.RefusedError("CUDA error: out of memory", 2) from error
+                raise
+
+    torch.fails["pin"] = fakes.RefusedError("CUDA error: out of memory", 2)
+    pinned.watch(SimpleNamespace(Tensor=Outer, cuda=SimpleNamespace(host_memory_stats=dict)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            Outer().pin_memory()
+    assert seen(exporter) == {"attempts_total": 2, "failures_total{'code': 'out_of_memory'}": 2}
+
+
+@pytest.mark.usefixtures("pinned")
+def test_the_method_keeps_the_name_by_which_it_is_pickled(torch: Any) -> None:
+    """The real one is a method of C, without a module of its own."""
+    assert (torch.Tensor.pin_memory.__module__, torch.Tensor.pin_memory.__qualname__) == ("torch", "Tensor.pin_memory")
+
+
+def test_refusals_alone_are_not_left_to_read_as_0_percent(exporter: Exporter, pinned: Pinned, torch: Any) -> None:
+    torch.fails["pin"] = fakes.RefusedError("CUDA error: out of memory", 2)
+    del torch.stats["num_host_alloc"]
+    exporter.collect(pinned.collect)
+    with pytest.raises(RuntimeError):
+        torch.Tensor().pin_memory()
+    for _ in range(5):
+        exporter._turn()
+    with pytest.raises(RuntimeError):
+        torch.Tensor().pin_memory()
+    assert seen(exporter) == {}
+    assert "# absent pinned_alloc_attempts_total: the hook collect:Pinned.collect failed too often" in str(
+        comments(exporter.path)
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "number", "code"),
     [

@@ -21,7 +21,7 @@ PYTHON = os.environ.get("UFWATCH_TORCH_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="UFWATCH_TORCH_PYTHON is not set: no torch to try")
 
 CODE = """
-import json, sys, time
+import json, pickle, sys, time
 import ufwatch_torch
 ufwatch_torch.observe()
 import torch, torch._dynamo
@@ -41,8 +41,11 @@ y = timed(lambda: compiled(x, w))
 timed(lambda: y.sum().backward())
 timed(lambda: eager(x))
 refused = []
+assert pickle.loads(pickle.dumps(torch.Tensor.pin_memory)) is torch.Tensor.pin_memory
+class Sub(torch.Tensor):
+    pass
 try:
-    x.pin_memory()
+    x.as_subclass(Sub).pin_memory()
 except RuntimeError as error:
     refused.append(str(error))
 print(json.dumps({"wall": wall, "refused": refused, "cuda": torch.version.cuda}))

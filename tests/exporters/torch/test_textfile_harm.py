@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import multiprocessing
 import os
 import resource
 import subprocess
@@ -165,23 +164,6 @@ def test_a_child_that_counts_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [Path(exporter.path).name]
 
 
-def _count_in_process(exporter: Exporter) -> None:
-    exporter.add("pinned_alloc_attempts_total", 4)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_multiprocessing_child_writes_at_its_end(tmp_path: Path) -> None:
-    """It ends in ``os._exit``: no atexit there."""
-    exporter = Exporter(str(tmp_path), "engine")
-    exporter.start()
-    process = multiprocessing.get_context("fork").Process(target=_count_in_process, args=(exporter,))
-    process.start()
-    process.join()
-    exporter.close()
-    found = [values(path) for path in tmp_path.glob("*.prom") if str(path) != exporter.path]
-    assert found == [{"pinned_alloc_attempts_total": 4.0}]
-
-
 def _python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     source = str(Path(textfile.__file__).parents[1])
     return subprocess.run(
@@ -215,6 +197,51 @@ def test_a_hanging_file_system_does_not_hold_up_the_end(tmp_path: Path) -> None:
     began = time.monotonic()
     assert _python(code, tmp_path).returncode == 0
     assert time.monotonic() - began < 20
+
+
+def test_the_host_waits_for_no_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for the directory to be made: on a mount that hangs that would be for ever."""
+    asked = []
+    monkeypatch.setattr(os, "makedirs", lambda *_, **__: asked.append(threading.current_thread().name))
+    exporter = Exporter(str(tmp_path / "d"), "engine")
+    assert asked == []
+    exporter.start()
+    exporter.close()
+    assert set(asked) == {"ufwatch-export"}
+
+
+def test_a_log_handler_that_raises_does_not_end_the_writer(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raising(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            raise ValueError("deliberate")
+
+    handler = Raising()
+    monkeypatch.setattr(textfile.LOG, "handlers", [handler])
+    turns = iter([False, False, True])
+    exporter._given_wait = lambda _: next(turns)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", _no_space)
+        exporter._run()
+    assert next(turns, None) is None, "three turns, though each failed to say that it failed"
+    exporter._turn()
+    assert values(exporter.path) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_begins_with_its_first_count(tmp_path: Path) -> None:
+    """An agent that starts between the fork and the count has missed nothing, so the file counts from 0 for it."""
+    now = [1000.0]
+    exporter = Exporter(str(tmp_path), "engine", wall=lambda: now[0])
+    exporter.start()
+
+    def body() -> None:
+        now[0] = 1500.0
+        exporter.add("pinned_alloc_attempts_total", 2)
+        exporter.close()
+
+    _in_child(body)
+    exporter.close()
+    assert sorted(read(path).start_wall for path in tmp_path.glob("*.prom")) == [1000.0, 1500.0]
 
 
 def test_close_is_final_and_may_be_called_again(exporter: Exporter) -> None:

@@ -50,6 +50,23 @@ def test_nothing_to_replace(name: str) -> None:
     assert vars(owner) == {"number": 3}
 
 
+def test_a_static_or_class_method_is_left_alone() -> None:
+    """A vLLM that makes one of its methods static: our function in its place would get the object, too."""
+
+    class Drifted:
+        @staticmethod
+        def size(of: int) -> int:
+            return of
+
+        @classmethod
+        def kind(cls) -> str:
+            return cls.__name__
+
+    assert not hooking.replace(Drifted, "size", doubled)
+    assert not hooking.replace(Drifted, "kind", doubled)
+    assert (Drifted().size(3), Drifted().kind()) == (3, "Drifted")
+
+
 def test_after_the_import(module_name: str) -> None:
     seen: list[int] = []
     hooking.when_imported(module_name, lambda module: seen.append(module.value))

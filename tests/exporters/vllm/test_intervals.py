@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -39,7 +40,7 @@ class Wall:
 
 def exported(sums: IntervalSums) -> Totals:
     totals = Totals()
-    sums.export(totals, "3", "token")  # type: ignore[arg-type]
+    sums.export(totals, "3", "token")
     return totals
 
 
@@ -113,7 +114,10 @@ def test_what_is_no_time_is_left_out() -> None:
     sums.take([math.inf, 0.3], ())
     sums.take([-1e-9, 0.4], ())
     sums.take([1e200], ())
+    sums.take([math.inf, -math.inf], [math.inf, -math.inf])
+    sums.take([1e308, 1e308, 10**400], [-1.0, math.nan, 0.9])
     totals = exported(sums)
+    assert totals["ttft_requests_total"] == 1
     assert totals["token_intervals_total"] == 4
     assert totals["token_interval_seconds_total"] == pytest.approx(1.0)
 
@@ -162,6 +166,19 @@ def test_slices() -> None:
     assert counted() == [2, 1, 0], "a clock set back keeps the slice open"
     wall.now += 60
     assert counted() == [3, 2, 1]
+
+
+def test_slices_go_on_when_the_clock_is_set_back_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, wall = [500.0], [1_000_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    sums = IntervalSums(SETTINGS)
+    for _ in range(6):
+        sums.take([0.1, 0.5], ())
+        now[0] += 10
+        wall[0] -= 7200
+    assert exported(sums)["jitter_slices_total"] == 6
+    assert exported(sums).values["jitter_slices_over_total", "0.08"] == 6
 
 
 def test_slices_are_aligned_to_the_clock() -> None:

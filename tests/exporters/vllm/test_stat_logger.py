@@ -51,7 +51,7 @@ def test_nothing_to_count(fake: FakeVllm) -> None:
 
 @pytest.mark.parametrize(
     "stats",
-    ["NS()", "NS(inter_token_latencies_iter=['x'], time_to_first_tokens_iter=[])", "7", "Stats([10**400])"],
+    ["NS()", "NS(inter_token_latencies_iter=['x'], time_to_first_tokens_iter=[])", "7", "Stats([None])"],
 )
 def test_a_fault_stays_inside_and_goes_quiet(fake: FakeVllm, stats: str) -> None:
     fake.ran(
@@ -59,8 +59,8 @@ def test_a_fault_stays_inside_and_goes_quiet(fake: FakeVllm, stats: str) -> None
         f"for _ in range(100): assert log.record(None, {stats}) is None"
     )
     (series,) = fake.files().values()
-    assert series['exporter_hook_errors_total{hook="record"}'] == 20
-    assert series[N % 0] == 0
+    assert series == {'exporter_hook_errors_total{hook="record"}': 20}, "no counter that stands still"
+    assert '# absent token_intervals_total{engine="0"}: the hook record failed too often' in fake.texts()
 
 
 def test_one_fault_does_not_stop_the_rest(fake: FakeVllm) -> None:
@@ -70,6 +70,38 @@ def test_one_fault_does_not_stop_the_rest(fake: FakeVllm) -> None:
     )
     (series,) = fake.files().values()
     assert series[N % 0] == 2
+
+
+def test_an_engine_made_anew_goes_on_counting(fake: FakeVllm) -> None:
+    """Two loggers of one engine in one process, one after the other (training loops do that) or beside each other."""
+    fake.ran(
+        f"{START}first = AsyncLLM(config(), None, True).stat_loggers[0]\n"
+        "first.record(None, Stats([0.5, 0.5, 0.5], [0.9]))\n"
+        "second = AsyncLLM(config(), None, True).stat_loggers[0]\n"
+        "second.record(None, Stats([0.25, 0.25], [3.0]))\n"
+        "del first"
+    )
+    (series,) = fake.files().values()
+    assert series[N % 0] == 5
+    assert series['token_interval_seconds_total{engine="0",unit="token"}'] == 2.0
+    assert series['ttft_requests_total{engine="0"}'] == 2
+    assert series['ttft_over_total{engine="0",threshold_seconds="0.8"}'] == 2
+    assert series['ttft_over_total{engine="0",threshold_seconds="2.3"}'] == 1
+
+
+def test_a_base_that_asks_for_more(fake: FakeVllm) -> None:
+    """A method that a later vLLM makes abstract: without it the class could not be made, and the server not start."""
+    loggers = fake.site / "vllm" / "v1" / "metrics" / "loggers.py"
+    loggers.write_text(
+        loggers.read_text().replace(
+            "    def log(self)", "    @abstractmethod\n    def more(self, x): ...\n    def log(self)"
+        )
+    )
+    fake.ran(
+        f"{START}log = AsyncLLM(config(), None, True).stat_loggers[0]\nlog.more(3); log.record(None, Stats([0.1]))"
+    )
+    (series,) = fake.files().values()
+    assert series[N % 0] == 1
 
 
 @pytest.mark.parametrize("arguments", ["", "None", "None, 'x'", "config(), 0, 1, 2"])
@@ -103,6 +135,14 @@ def test_thresholds_from_the_environment(fake: FakeVllm) -> None:
     assert series['ttft_over_total{engine="0",threshold_seconds="1"}'] == 1
     assert series['jitter_slices_over_total{engine="0",threshold_seconds="0.08"}'] == 0
     assert "UFWATCH_JITTER_SECONDS is 'many'" in done.stderr
+
+
+@pytest.mark.parametrize("thresholds", ["0.1234567", "1e-7", "1000000.5", "1000.001,1000.002"])
+def test_a_threshold_that_the_agent_cannot_read_is_refused(fake: FakeVllm, thresholds: str) -> None:
+    done = fake.ran(f"{START}AsyncLLM(config(), None, True)", UFWATCH_TTFT_SECONDS=thresholds)
+    (series,) = fake.files().values()
+    assert 'ttft_over_total{engine="0",threshold_seconds="2.3"}' in series
+    assert "UFWATCH_TTFT_SECONDS is" in done.stderr
 
 
 def test_a_forked_child_does_not_repeat_its_parent(fake: FakeVllm) -> None:

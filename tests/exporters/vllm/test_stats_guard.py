@@ -90,6 +90,21 @@ m.load_stat_logger_plugin_factories = lambda: inner()
     assert fake.run(wrap + RUN % "False") == OFF
 
 
+@pytest.mark.parametrize("given", ["None", "{1: 2}", "iter([3])"])
+def test_a_loader_that_gives_no_list(fake: FakeVllm, given: str) -> None:
+    """Of a vLLM that we do not know: what it gives is handed on, untouched."""
+    answer = fake.run(
+        f"""
+import vllm.v1.engine.async_llm as async_llm
+made = {given}
+async_llm.load_stat_logger_plugin_factories = lambda: made
+load_general_plugins()
+said(same=async_llm.load_stat_logger_plugin_factories() is made, left=made and len(list(made)))
+"""
+    )
+    assert answer == {"same": True, "left": None if given == "None" else 1}
+
+
 def test_called_by_something_unknown(fake: FakeVllm) -> None:
     code = """
 load_general_plugins()
