@@ -3,7 +3,7 @@
 ``python -m tests.performance.targets TARGETS PAGES`` listens on as many loopback ports and prints them as a JSON list;
 for each line on its standard input it prints how many requests there were so far, and it ends with the input. Every
 port counts its own requests, so that each scrape of it shows the next page; after the last page the first one follows,
-which looks like a restart: make as many as there will be scrapes.
+which looks like a restart: make as many as there will be scrapes. ``/health`` is answered beside all that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from tests.performance.pages import recorded, sequence
+
+_HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 class Targets:
@@ -59,7 +61,10 @@ class Answering(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         *requests, self._buffer = (self._buffer + data).split(b"\r\n\r\n")
-        for _ in requests:
+        for request in requests:
+            if request.startswith(b"GET /health "):
+                self._transport.write(_HEALTHY)
+                continue
             self._transport.write(self._answers[self._asked[0] % len(self._answers)])
             self._asked[0] += 1
 
