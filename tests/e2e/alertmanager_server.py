@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 import urllib.request
@@ -11,54 +10,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from tests.processes import until
+from tests.e2e.daemon import Daemon
 from tests.sources.loopback import free_port
 from tests.tools import require_tool
 
 
-class Alertmanager:
+class Alertmanager(Daemon):
     """Started at once with this configuration."""
 
     def __init__(self, work: Path, config: str) -> None:
         program = require_tool("prometheus-alertmanager")
         (work / "alertmanager.yml").write_text(config, encoding="utf-8")
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._log = work / "alertmanager.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={work / 'alertmanager.yml'}",
-                    f"--storage.path={work / 'alertmanager'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                    f"--web.external-url={self.url}",
-                    "--cluster.listen-address=",
-                    "--log.level=warn",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def __enter__(self) -> Self:
-        until(self._ready, 30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-    def _ready(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        url = f"http://127.0.0.1:{free_port()}"
+        command = [
+            program,
+            f"--config.file={work / 'alertmanager.yml'}",
+            f"--storage.path={work / 'alertmanager'}",
+            f"--web.listen-address={url.removeprefix('http://')}",
+            f"--web.external-url={url}",
+            "--cluster.listen-address=",
+            "--log.level=warn",
+        ]
+        super().__init__(url, command, work / "alertmanager.log")
 
     def post(self, *alerts: dict[str, str]) -> None:
         """Adds alerts by their labels."""

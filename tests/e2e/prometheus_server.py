@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tests.processes import until
+from tests.e2e.daemon import Daemon
 from tests.sources.loopback import free_port
 from tests.tools import require_tool
 
@@ -27,7 +26,7 @@ alerting:
 """
 
 
-class Prometheus:
+class Prometheus(Daemon):
     """Started at once; ``work`` takes its configuration, its data and its log.
 
     ``rules`` are rule files that it evaluates, as often as it scrapes; their alerts go to ``alertmanager``, a URL.
@@ -41,43 +40,17 @@ class Prometheus:
         if alertmanager:
             config += _ALERTING.format(alertmanager=alertmanager.removeprefix("http://"))
         (work / "prometheus.yml").write_text(config, encoding="utf-8")
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._log = work / "prometheus.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={work / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={work / 'tsdb'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                    f"--web.external-url={self.url}",
-                    "--rules.alert.resend-delay=1s",
-                    "--log.level=warn",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def __enter__(self) -> Self:
-        until(self._ready, 30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-    def _ready(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        url = f"http://127.0.0.1:{free_port()}"
+        command = [
+            program,
+            f"--config.file={work / 'prometheus.yml'}",
+            f"--storage.tsdb.path={work / 'tsdb'}",
+            f"--web.listen-address={url.removeprefix('http://')}",
+            f"--web.external-url={url}",
+            "--rules.alert.resend-delay=1s",
+            "--log.level=warn",
+        ]
+        super().__init__(url, command, work / "prometheus.log")
 
     def api(self, path: str, **parameters: str) -> Any:
         """The ``data`` of an answer of the HTTP API."""
