@@ -1,13 +1,13 @@
 /* The file: pinned-<12 hex>.prom, in the in-place format of ufwatch/decode/textfile_format.py. */
 #include "ufwatch_pinned.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -56,27 +56,46 @@ static bool is_ours(const char *name) /* pinned-<12 hex>.prom */
            strcmp(name + 19, ".prom") == 0;
 }
 
+struct entry { /* what getdents64 gives */
+    uint64_t inode;
+    int64_t offset;
+    uint16_t length;
+    uint8_t type;
+    char name[];
+};
+
+static void remove_if_stale(int listing, const char *name)
+{
+    char head[64] = "";
+    long long written;
+    int fd = openat(listing, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (pread(fd, head, sizeof head - 1, 0) > 0 && sscanf(head, "# ufwatch %lld", &written) == 1 &&
+        written < (long long)time(NULL) - STALE_SECONDS)
+        unlinkat(listing, name, 0);
+    close(fd);
+}
+
 /* Removes files of this library whose writer has been gone for an hour. Judged by the heartbeat, never by a pid; one
- * removed in error (its clock is off) is made again by its writer under the same name and start time. */
+ * removed in error (its clock is off) is made again by its writer under the same name and start time.
+ * Not by opendir, which allocates: a fork just then leaves the child an allocator that is locked for ever, where the
+ * allocator does not take care of forks as glibc's does. */
 static void remove_stale(void)
 {
-    DIR *listing = opendir(directory);
-    struct dirent *entry;
-    while (listing != NULL && (entry = readdir(listing)) != NULL) {
-        char head[64] = "";
-        long long written;
-        if (!is_ours(entry->d_name))
-            continue;
-        int fd = openat(dirfd(listing), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        if (pread(fd, head, sizeof head - 1, 0) > 0 && sscanf(head, "# ufwatch %lld", &written) == 1 &&
-            written < (long long)time(NULL) - STALE_SECONDS)
-            unlinkat(dirfd(listing), entry->d_name, 0);
-        close(fd);
-    }
-    if (listing != NULL)
-        closedir(listing);
+    static _Alignas(struct entry) char entries[4096];
+    int listing = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long bytes;
+    if (listing < 0)
+        return;
+    while ((bytes = syscall(SYS_getdents64, listing, entries, sizeof entries)) > 0)
+        for (long at = 0; at < bytes;) {
+            const struct entry *found = (const struct entry *)(entries + at);
+            if (is_ours(found->name))
+                remove_if_stale(listing, found->name);
+            at += found->length;
+        }
+    close(listing);
 }
 
 /* The name is unique among containers that share the directory; a pid is not. */

@@ -82,7 +82,11 @@ def environment(library: Path | str | None, directory: Path | str | None) -> dic
 
 
 def run(
-    program: Path | str, *does: str, library: Path | None, directory: Path | str | None, cwd: Path | None = None
+    program: Path | str,
+    *does: str,
+    library: Path | str | None,
+    directory: Path | str | None,
+    cwd: Path | None = None,
 ) -> list[str]:
     """Runs to the end; what it printed, by line. An exit code or anything on stderr is a failure of the test."""
     result = subprocess.run(
