@@ -57,7 +57,9 @@ async def test_a_bearer_token_is_read_again_when_it_changes(tmp_path: Path) -> N
         assert (await get(fetcher, server.url, access)).body == b"# Authorization: Bearer first\n"
         secret(tmp_path, "second", "new").replace(tmp_path / "key")
         assert (await get(fetcher, server.url, access)).body == b"# Authorization: Bearer second\n"
-        assert server.connections == 1
+        secret(tmp_path, "third", "new").replace(tmp_path / "key")
+        assert (await get(fetcher, server.url, access)).body == b"# Authorization: Bearer third\n"
+        assert server.connections == 2  # the client's, and then the line's
 
 
 @looped

@@ -32,7 +32,7 @@ def packed(body: bytes) -> bytes:
 
 
 @looped
-async def test_a_page_arrives_whole_over_one_connection() -> None:
+async def test_a_page_arrives_whole_over_the_clients_connection_and_then_over_a_kept_line() -> None:
     async with serving(saying(text())) as server, fetching() as fetcher:
         for _ in range(3):
             fetched = await get(fetcher, server.url)
@@ -41,7 +41,7 @@ async def test_a_page_arrives_whole_over_one_connection() -> None:
             assert fetched.content_type.startswith("text/plain")
             assert not fetched.openmetrics
             assert fetched.seconds > 0
-        assert server.connections == 1
+        assert server.connections == 2
 
 
 @looped

@@ -91,6 +91,7 @@ def closing_second(*, abrupt: bool = False, instead: bytes = b"", recover: bool 
     return turn
 
 
+@pytest.mark.usefixtures("client_only")
 @pytest.mark.parametrize("abrupt", [False, True])
 def test_a_kept_connection_that_was_closed_is_replaced_once(abrupt: bool) -> None:
     async def run() -> None:
@@ -102,6 +103,7 @@ def test_a_kept_connection_that_was_closed_is_replaced_once(abrupt: bool) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("client_only")
 @looped
 async def test_it_is_replaced_only_once() -> None:
     async with serving(closing_second(recover=False)) as server, fetching() as fetcher:
@@ -110,6 +112,7 @@ async def test_it_is_replaced_only_once() -> None:
         assert (server.connections, len(server.heads)) == (2, 3)
 
 
+@pytest.mark.usefixtures("client_only")
 @looped
 async def test_it_is_not_replaced_once_an_answer_has_begun() -> None:
     async with serving(closing_second(instead=b"HTTP/1.1 200 OK\r\nContent-")) as server, fetching() as fetcher:

@@ -12,7 +12,8 @@ from aiohttp.connector import Connection
 
 from ufwatch.model import Reason
 from ufwatch.sources import body as page
-from ufwatch.sources.failure import DroppedError, FetchError
+from ufwatch.sources.failure import CUT, NO_HTTP, DroppedError, FetchError
+from ufwatch.sources.line import End, Reply
 from ufwatch.sources.threads import in_thread
 
 _INFLATE_IN_LOOP_BYTES = 32_768
@@ -33,6 +34,8 @@ class Exchange:
     wire_bytes: int = 0
     may_retry: bool = True
     complete_at: float | None = None
+    late: bool = False
+    """Whether the deadline passed while a line was asked."""
 
 
 class Answer(aiohttp.ClientResponse):
@@ -55,6 +58,11 @@ class Answer(aiohttp.ClientResponse):
         except aiohttp.ClientOSError as error:
             raise DroppedError(retry=reused, tls=self.url.scheme == "https") from error
 
+    def is_plain(self) -> bool:
+        """Whether the same GET over a line would do: HTTP/1.1, and the end of the body is told."""
+        told = self.content_length is not None or self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        return self.url.scheme == "http" and self.version == aiohttp.HttpVersion11 and self.status == 200 and told
+
     def reset_after_body(self) -> bool:
         """Whether the connection broke rather than closed, which a body without a length does not show."""
         return self.wire is not None and isinstance(self.wire.exception(), aiohttp.ClientOSError)
@@ -68,22 +76,53 @@ async def read_page(response: Answer, cap: int, exchange: Exchange) -> tuple[byt
     if response.status != 200:
         raise await _refused(response, encoding, exchange)
     if not page.is_exposition_type(content_type):
-        start = page.preview(await response.content.readany(), encoding)
-        kind = page.printable(content_type.encode())
-        raise FetchError(Reason.CONTENT, f"{exchange.peer}: {kind} instead of metrics: {start}")
+        raise _no_page(content_type, page.preview(await response.content.readany(), encoding), exchange)
     length = response.content_length
     if length is not None and length > cap:
-        raise FetchError(Reason.CONTENT, f"{exchange.peer}: {length} bytes, more than the {cap} allowed")
+        raise _too_large(length, cap, exchange)
     parts: list[bytes] = []
     content = response.content
     while part := await content.readany():
         parts.append(part)
         exchange.wire_bytes += len(part)
         if exchange.wire_bytes > cap:
-            raise FetchError(Reason.CONTENT, f"{exchange.peer}: more than the {cap} bytes allowed")
+            raise _too_large(None, cap, exchange)
     if length is None and response.reset_after_body():
         raise FetchError(Reason.TRUNCATED, f"{exchange.peer}: the connection was reset within the body")
     return (parts[0] if len(parts) == 1 else b"".join(parts)), encoding
+
+
+def page_of(reply: Reply, cap: int, exchange: Exchange) -> tuple[bytes, str]:
+    """As :func:`read_page`, of what came over a line. Raises FetchError, DroppedError, and TimeoutError where late."""
+    exchange.status, exchange.content_type, exchange.wire_bytes = reply.status, reply.content_type, reply.wire_bytes
+    if reply.end is End.DROPPED:
+        raise DroppedError(retry=False, tls=False)
+    if reply.end is End.NO_HTTP:
+        raise FetchError(Reason.CONTENT, f"{exchange.peer}: {NO_HTTP}")
+    if reply.end is not End.WHOLE and reply.status == 200 and not page.is_exposition_type(reply.content_type):
+        raise _no_page(reply.content_type, "", exchange)
+    if reply.end is End.LATE:
+        exchange.late = True
+        raise TimeoutError
+    if reply.status != 200:
+        raise _status_failure(exchange, page.preview(reply.body, reply.encoding))
+    if reply.end is End.TOO_LARGE:
+        raise _too_large(reply.length, cap, exchange)
+    if reply.end is End.CUT:
+        raise FetchError(Reason.TRUNCATED, f"{exchange.peer}: {CUT}")
+    if not page.is_exposition_type(reply.content_type):
+        raise _no_page(reply.content_type, page.preview(reply.body, reply.encoding), exchange)
+    return reply.body, reply.encoding
+
+
+def _no_page(content_type: str, start: str, exchange: Exchange) -> FetchError:
+    kind = page.printable(content_type.encode())
+    return FetchError(Reason.CONTENT, f"{exchange.peer}: {kind} instead of metrics: {start}")
+
+
+def _too_large(length: int | None, cap: int, exchange: Exchange) -> FetchError:
+    size = f"{length} bytes, more than the {cap}" if length is not None else f"more than the {cap} bytes"
+    return FetchError(Reason.CONTENT, f"{exchange.peer}: {size} allowed")
 
 
 async def _refused(response: Answer, encoding: str, exchange: Exchange) -> FetchError:

@@ -52,6 +52,11 @@ def is_gzip(encoding: str, start: bytes) -> bool:
     raise FetchError(Reason.CONTENT, f"content encoding {printable(encoding.encode())} was not asked for")
 
 
+def may_be_packed(encoding: str, start: bytes) -> bool:
+    """Whether anything is to be undone before the body can be read."""
+    return bool(encoding) or start == _GZIP_MAGIC
+
+
 def inflate(data: bytes, cap_bytes: int) -> bytes:
     """The content of one to 64 gzip members. At most ``cap_bytes`` are ever allocated for it.
 

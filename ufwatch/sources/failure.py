@@ -13,6 +13,9 @@ import aiohttp
 
 from ufwatch.model import Health, Reason
 
+NO_HTTP = "the answer is not HTTP/1.x (a TLS or another port?)"
+CUT = "the connection ended within the body"
+
 
 class FetchError(Exception):
     """A fetch that ends here; never leaves the package ``ufwatch.sources``."""
@@ -63,9 +66,9 @@ def failure_of(error: BaseException, peer: str) -> FetchError:
         reason = Reason.PERMISSION if error.status in (401, 403, 407) else Reason.CONNECT
         return FetchError(reason, f"{peer}: the proxy answered {error.status}")
     if isinstance(error, aiohttp.ClientResponseError):
-        return FetchError(Reason.CONTENT, f"{peer}: the answer is not HTTP/1.x (a TLS or another port?)")
+        return FetchError(Reason.CONTENT, f"{peer}: {NO_HTTP}")
     if isinstance(error, aiohttp.ClientPayloadError):
-        return FetchError(Reason.TRUNCATED, f"{peer}: the connection ended within the body")
+        return FetchError(Reason.TRUNCATED, f"{peer}: {CUT}")
     if isinstance(error, aiohttp.InvalidURL):
         return FetchError(Reason.CONNECT, f"{peer}: not an http:// or https:// address")
     if isinstance(error, OSError):

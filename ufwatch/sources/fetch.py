@@ -6,29 +6,26 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from ufwatch import __version__
 from ufwatch.clock import Clock, SystemClock
 from ufwatch.config import HttpAccess
 from ufwatch.model import UP, Health, Reason
 from ufwatch.sources import body as page
 from ufwatch.sources.access import AccessFiles
-from ufwatch.sources.answer import Answer, Exchange, decoded, read_page, too_late
+from ufwatch.sources.answer import Answer, Exchange, decoded, page_of, read_page, too_late
 from ufwatch.sources.failure import DroppedError, FetchError, failure_of
-from ufwatch.sources.proxy import ProxyRules, all_local, is_local, is_loopback
+from ufwatch.sources.kept import KEEPALIVE_SECONDS, Kept
+from ufwatch.sources.line import End
+from ufwatch.sources.proxy import ProxyRules, all_local, is_local
 from ufwatch.sources.resolver import SystemResolver
+from ufwatch.sources.route import ACCEPT, AGENT, Route, get_request, host_header, redirected, route_of
 
 DEFAULT_BODY_CAP_BYTES = 16 * 1024 * 1024
-KEEPALIVE_SECONDS = 4.0
-"""Under the 5 s after which uvicorn closes an idle connection: the one that closes first never loses a request."""
-
-# OpenMetrics is left to the wildcard: prometheus_client, and so vLLM, sends it whenever it is named at all, at any q.
-_ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
-_AGENT = f"ufwatch/{__version__}"
 _MAX_REDIRECTS = 3
 _MAX_ROUTES = 4096
 _PROXY_DECISION_SECONDS = 60.0
@@ -54,27 +51,11 @@ class Fetched:
     """The last HTTP status seen; None where no answer came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A GET as bytes, for an address that needs neither TLS nor a proxy."""
+class Plain(NamedTuple):
+    """A GET as bytes and a line of the caller's own for it, where that takes neither TLS nor a proxy."""
 
-    host: str
-    port: int
+    kept: Kept
     request: bytes
-
-
-@dataclass(slots=True)
-class _Route:
-    """How one address is reached; kept between scrapes."""
-
-    first: URL
-    url: URL
-    """Where redirects led to last time."""
-    peer: str
-    accept_encoding: str
-    proxy: str | None = None
-    proxy_decided_until: float = 0.0
-    """In the event loop's time."""
 
 
 class Fetcher:
@@ -96,7 +77,7 @@ class Fetcher:
         self._resolver = resolver or SystemResolver()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._routes: dict[tuple[str, str | None], _Route] = {}
+        self._routes: dict[tuple[str, str | None], Route] = {}
 
     async def get(
         self, url: str, access: HttpAccess, *, deadline_seconds: float, body_cap_bytes: int = DEFAULT_BODY_CAP_BYTES
@@ -107,14 +88,17 @@ class Fetcher:
         and for the body after decompression.
         """
         started = self._clock.monotonic()
+        limit = asyncio.timeout(deadline_seconds)
         exchange = Exchange()
         body: bytes | None = None
         health = UP
         try:
-            async with asyncio.timeout(deadline_seconds) as limit:
-                body = await self._page(url, access, body_cap_bytes, exchange)
+            body = await self._over_line(url, access, limit, body_cap_bytes, exchange)
+            if body is None:
+                async with limit:
+                    body = await self._page(url, access, body_cap_bytes, exchange)
         except (FetchError, DroppedError, aiohttp.ClientError, OSError, ValueError) as error:
-            expired = isinstance(error, TimeoutError) and limit.expired()
+            expired = isinstance(error, TimeoutError) and (exchange.late or limit.expired())
             # In a call of its own: an error kept in a name of this frame would hold the frame that it holds, and with
             # it the page, until the cyclic collector comes by.
             health = self._failed(
@@ -139,22 +123,15 @@ class Fetcher:
         return Health(up=False, reason=failure.reason, detail=detail)
 
     async def plain(self, url: str, access: HttpAccess) -> Plain | None:
-        """The GET of ``url`` over a connection of the caller's own; None where that takes more than plain HTTP."""
+        """The GET of ``url``, for any kind of answer; None where that takes more than plain HTTP."""
         try:
             route = self._route(url, access.server_name)
             if route.first.scheme != "http" or await self._proxy(route) is not None:
                 return None
-            authorization = self._files.authorization(access)
+            request = get_request(route.first, access, {"Accept": "*/*"}, self._files.authorization(access))
         except FetchError:
             return None
-        host = access.server_name or route.first.raw_host or ""
-        port = "" if route.first.is_default_port() else f":{route.first.port}"
-        credentials = f"Authorization: {authorization}\r\n" if authorization is not None else ""
-        request = (
-            f"GET {route.first.raw_path_qs} HTTP/1.1\r\nHost: {f'[{host}]' if ':' in host else host}{port}\r\n"
-            f"User-Agent: {_AGENT}\r\nAccept: */*\r\n{credentials}\r\n"
-        )
-        return Plain(route.first.host or "", route.first.port or 80, request.encode("latin-1", "replace"))
+        return Plain(self._line_to(route.first), request)
 
     async def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a name in the order to try them. OSError when there are none."""
@@ -163,19 +140,51 @@ class Fetcher:
     async def close(self) -> None:
         """Closes every connection; a GET under way fails, and so does every later one."""
         self._closed = True
+        for route in self._routes.values():
+            route.hang_up()
         if self._session is not None:
             await self._session.close()
+
+    async def _over_line(
+        self, url: str, access: HttpAccess, limit: asyncio.Timeout, cap: int, exchange: Exchange
+    ) -> bytes | None:
+        """The page over a line; None where the client is to be asked. Raises as :meth:`_page` does."""
+        route = self._route(url, access.server_name)
+        exchange.peer = route.peer
+        if route.kept is None or self._closed or asyncio.get_running_loop().time() >= route.proxy_decided_until:
+            return None  # so the client looks up proxy and name anew once a minute
+        authorization = self._files.authorization(access)
+        if not route.request or authorization != route.authorization:
+            headers = {"Accept": ACCEPT, "Accept-Encoding": route.accept_encoding}
+            route.authorization = authorization
+            route.request = get_request(route.first, access, headers, authorization)
+        try:
+            reply = await route.kept.ask(route.request, limit.when() or 0.0, cap)
+        except OSError:
+            route.hang_up()
+            return None
+        if reply is None:
+            return None
+        if reply.end is not End.WHOLE or reply.status != 200:
+            route.hang_up()
+            if reply.end is End.UNTOLD:
+                return None
+        raw, encoding = page_of(reply, cap, exchange)
+        exchange.complete_at = self._clock.monotonic()
+        if not page.may_be_packed(encoding, raw[:2]):
+            return await decoded(raw, encoding, cap, exchange)
+        async with limit:  # inflating may take its time
+            return await decoded(raw, encoding, cap, exchange)
 
     async def _page(self, url: str, access: HttpAccess, cap: int, exchange: Exchange) -> bytes:
         route = self._route(url, access.server_name)
         exchange.peer = route.peer
-        headers = {"Accept": _ACCEPT, "Accept-Encoding": route.accept_encoding, "User-Agent": _AGENT}
+        headers = {"Accept": ACCEPT, "Accept-Encoding": route.accept_encoding, "User-Agent": AGENT}
         authorization = self._files.authorization(access)
         if authorization is not None:
             headers["Authorization"] = authorization
         if access.server_name is not None:
-            standard = route.first.is_default_port()
-            headers["Host"] = access.server_name if standard else f"{access.server_name}:{route.first.port}"
+            headers["Host"] = host_header(route.first, access)
         proxy = await self._proxy(route)
         try:
             response = await self._follow(route, headers, access, proxy, exchange)
@@ -187,11 +196,13 @@ class Fetcher:
             # What a redirect led to last time may be what fails now.
             route.url = route.first
             raise
+        if proxy is None and route.url is route.first and response.is_plain():
+            route.kept = route.kept or self._line_to(route.first)
         exchange.complete_at = self._clock.monotonic()
         return await decoded(raw, encoding, cap, exchange)
 
     async def _follow(
-        self, route: _Route, headers: dict[str, str], access: HttpAccess, proxy: str | None, exchange: Exchange
+        self, route: Route, headers: dict[str, str], access: HttpAccess, proxy: str | None, exchange: Exchange
     ) -> Answer:
         """The first answer that is no redirect; its address is kept for the next time."""
         url = route.url
@@ -203,7 +214,7 @@ class Fetcher:
                 return response
             location = response.headers.get("Location", "")
             response.release()
-            url = _redirected(url, location, access.server_name, exchange.peer)
+            url = redirected(url, location, access.server_name, exchange.peer)
         raise FetchError(Reason.CONTENT, f"{exchange.peer}: more than {_MAX_REDIRECTS} redirects")
 
     async def _send(
@@ -242,26 +253,19 @@ class Fetcher:
             )
         return self._session
 
-    def _route(self, address: str, server_name: str | None) -> _Route:
+    def _route(self, address: str, server_name: str | None) -> Route:
         route = self._routes.get((address, server_name))
         if route is None:
-            try:
-                url = URL(address).with_fragment(None)
-            except ValueError:
-                raise FetchError(Reason.CONNECT, "not a valid address") from None
-            if url.scheme not in ("http", "https") or not url.host:
-                raise FetchError(Reason.CONNECT, "not an http:// or https:// address with a host")
-            if url.user is not None or url.password is not None:
-                raise FetchError(Reason.CONNECT, f"{_peer(url)}: credentials in the address; put them into a file")
-            # On loopback, decompressing costs more than the copying it saves.
-            encoding = "identity" if is_loopback(url.host) else "gzip"
-            route = _Route(first=url, url=url, peer=_peer(url), accept_encoding=encoding)
+            route = route_of(address)
             if len(self._routes) >= _MAX_ROUTES:
-                self._routes.clear()
+                self._routes.pop(next(iter(self._routes))).hang_up()
             self._routes[address, server_name] = route
         return route
 
-    async def _proxy(self, route: _Route) -> str | None:
+    def _line_to(self, url: URL) -> Kept:
+        return Kept(url.host or "", url.port or 80, self.addresses)
+
+    async def _proxy(self, route: Route) -> str | None:
         """The proxy for a target; whether its name is a local one is looked up once a minute."""
         now = asyncio.get_running_loop().time()
         if now < route.proxy_decided_until:
@@ -282,27 +286,3 @@ class Fetcher:
                 return await self.addresses(host, port)
         except (OSError, ValueError):
             return []
-
-
-def _redirected(url: URL, location: str, server_name: str | None, peer: str) -> URL:
-    """Where a redirect leads. Refused unless to the same host and port; from http to https the port may change.
-
-    Another port can be another owner's, and going back to http would show the credentials to the network.
-    """
-    try:
-        target = url.join(URL(location)).with_fragment(None)
-        if server_name is not None and target.host == server_name and url.host is not None:
-            # We asked by the name, so that is what comes back; the address is one of its many.
-            target = target.with_host(url.host)
-        same = target.host == url.host and target.user is None and target.password is None
-        if location and same and (target.origin() == url.origin() or (url.scheme, target.scheme) == ("http", "https")):
-            return target
-        where = f"{target.scheme}://{_peer(target)}" if location else "nowhere"
-    except ValueError:
-        where = "no valid address"
-    raise FetchError(Reason.CONTENT, f"{peer}: a redirect to {where} is not followed; only one to the same server is")
-
-
-def _peer(url: URL) -> str:
-    host = url.raw_host or "?"
-    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
