@@ -26,7 +26,8 @@ def jitter(options: RuleOptions) -> Alert:
         name="UfwatchTokenJitterHigh",
         severity="critical",
         expression=f"{rec.JITTER} > {number(limit)}",
-        hold=300 - options.jitter_window_seconds,
+        # Strong jitter shows in the window until it has left it, so that a longer window asks for a longer hold.
+        hold=240 + options.jitter_window_seconds,
         keep=120,
         board="ufwatch-streaming",
         labels=SHOWN_TARGET,

@@ -10,21 +10,23 @@ from tests.alerts.stage import LATE, Scene, Stage
 
 def jitter(step: float) -> Iterator[Scene]:
     alert = "UfwatchTokenJitterHigh"
-    s = Stage(step, 11)
+    s = Stage(step, 16)
     begin = 180.0
-    early = 285 - max(60.0, 2.5 * step) + step
+    window = max(60.0, 2.5 * step)
     bad = s.page() | s.tokens(lambda t: 0.062 if t > begin else 0.02)
     yield Scene(
         "five minutes of jitter",
         bad,
         step,
         alert,
-        begin + early,
-        begin + 315 + step,
+        begin + 240 + window,
+        begin + 255 + 2 * window + step,
         miss_at=begin + 120,
     )
+    strong = s.page() | s.tokens(lambda t: 0.2 if begin < t <= begin + 225 else 0.02)
+    yield Scene("strong jitter for under four minutes", strong, step)
     dips = s.page() | s.tokens(
-        lambda t: 0.02 if any(m < t <= m + max(60, 2 * step) for m in (120, 300, 480)) else 0.062
+        lambda t: 0.02 if any(m < t <= m + max(60, 2 * step) for m in (120, 300, 480, 660, 840)) else 0.062
     )
     yield Scene("jitter with a calm minute", dips, step)
     trickle = s.page() | s.tokens(lambda _: 0.2, per_second=1.5)
@@ -33,7 +35,7 @@ def jitter(step: float) -> Iterator[Scene]:
     yield Scene("one spike", spike, step)
     other = ENGINE.replace('"0"', '"1"')
     two = s.page() | s.tokens(lambda _: 0.02) | s.tokens(lambda t: 0.07 if t > begin else 0.02, 20.0, other)
-    yield Scene("one bad engine of two", two, step, alert, begin + 200, begin + 315 + step)
+    yield Scene("one bad engine of two", two, step, alert, begin + 240 + window, begin + 255 + 2 * window + step)
     burst = s.page() | s.tokens(lambda _: 0.2, per_second=50.0)
     for values in burst.values():
         values[round(180 / step) :] = [values[round(180 / step)]] * (len(values) - round(180 / step))
