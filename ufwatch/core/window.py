@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
+_STEPS = 30
+"""Entries of a full window, beside its newest: at 1 s a target's histories would be a third of what it takes."""
 
 
 class History(NamedTuple, Generic[V]):
@@ -22,8 +24,16 @@ class History(NamedTuple, Generic[V]):
     entries: tuple[tuple[float, V], ...] = ()
 
     def push(self, at_seconds: float, value: V) -> History[V]:
-        """A history with one more entry, without those that no window can reach any more."""
-        entries = (*self.entries, (at_seconds, value))
+        """A history with one more entry, without those that no window can reach any more.
+
+        Entries stand a thirtieth of the window apart at least, but for the newest, so a window is up to that much
+        longer than its name says; its ``seconds`` are what it is.
+        """
+        entries = self.entries
+        if self.window_seconds is not None and len(entries) > 1:
+            crowded = entries[-1][0] - entries[-2][0] < self.window_seconds / _STEPS
+            entries = entries[:-1] if crowded else entries
+        entries = (*entries, (at_seconds, value))
         if self.window_seconds is None:
             entries = entries if len(entries) < 3 else (entries[0], entries[-1])
         else:
