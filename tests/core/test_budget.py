@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +56,15 @@ def test_folding_keeps_every_event(steps: list[tuple[int, int]], back: int) -> N
     assert ring.total.events == sum(events for _, events in steps)
     assert ring.newest <= max(back // 10, max((at // 10 for at, _ in steps), default=0))
     assert all(start <= back for start, _ in ring.cells()) or not steps or max(steps)[0] // 10 <= back // 10
+
+
+def test_a_bucket_that_is_full_stays_full_and_its_total_says_so() -> None:
+    ring = Ring(3600, 3)
+    for events in (4e9, 4e9, inf):
+        ring.add(0.0, Tally(events, 1.0, 2.0))
+    assert ring.at(0) == ring.total == Tally(2.0**32 - 1, 3.0, 6.0)
+    ring.advance(4 * 3600.0)
+    assert ring.total == Tally()
 
 
 def test_thirty_days_give_the_budget_worked_out_by_hand() -> None:
