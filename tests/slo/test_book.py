@@ -37,7 +37,7 @@ class Served:
             layouts=Layouts(WANTED_SAMPLES),
             interval_seconds=5.0,
             texts=TextfileSource(folder, self.clock, self.clock.wall()),
-            judge=self.book,
+            judges=(self.book,),
         )
         self._born = self.clock.wall()
 

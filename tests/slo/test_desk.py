@@ -16,7 +16,8 @@ from ufwatch.core.counting import Tally
 from ufwatch.errors import SourceError
 from ufwatch.render.slos import slo_text
 from ufwatch.slo import offline
-from ufwatch.slo.store import FILE, HOUR, Batch, Row, Store, StoreError
+from ufwatch.slo.store import FILE, HOUR, Batch, Row, Store
+from ufwatch.statefile import StoreError
 
 GOOD, BAD = 0.1, 5.0
 

@@ -10,20 +10,19 @@ from typing import Any
 from ufwatch.clock import Clock
 from ufwatch.config import Objective
 from ufwatch.core.budget import FINE_BUCKETS, FINE_SECONDS, LedgerTime, ledger_step
-from ufwatch.core.sources import Life, life_samples
+from ufwatch.core.sources import Life
 from ufwatch.core.standing import standing
 from ufwatch.errors import SourceError
-from ufwatch.model import UP, Health, Reason, Samples
+from ufwatch.keeper import Keeper
+from ufwatch.model import Samples
 from ufwatch.slo.book import Book
-from ufwatch.slo.store import Batch, Last, Loaded, Row, Saved, Store, StoreDamagedError, StoreError, StoreTakenError
-from ufwatch.sources.threads import in_thread
+from ufwatch.slo.store import Batch, Last, Loaded, Row, Saved, Store
+from ufwatch.statefile import StoreDamagedError, StoreError, StoreTakenError
 
 _LOG = logging.getLogger("ufwatch.slo")
 SAVE_SECONDS = 10.0
 """What a kill can take: the slices and probes of so long, which are then unknown. Requests are found again."""
 _LOOK_SECONDS = 0.5
-_ANSWER_SECONDS = 30.0
-"""A save that takes longer is told; it is waited for all the same, as a second one would only queue behind it."""
 _KEPT_HOURS = 31 * 24
 _FORGET_EVERY = 360
 """Saves between two looks for buckets that are too old."""
@@ -47,7 +46,7 @@ class Desk:
         self._away: dict[str, float] = {}
         """Since when a target that has been here is not looked at any more."""
         self._loaded = store is None
-        self._life = Life(clock.monotonic(), Health(up=False, reason=Reason.WARMING_UP))
+        self._keeper = Keeper("slo_store", "error budgets", _LOG, clock)
         self._saves = self._batches = 0
         self._forget_after: int | None = None
 
@@ -73,7 +72,7 @@ class Desk:
             self._store = None  # there is nothing to save to at the end either
             raise SourceError(f"{error}; give each its own --state-dir") from None
         except StoreError as error:
-            self._failed(error)
+            self._keeper.failed(error)
 
     def open(self, name: str) -> Book:
         """The book of a target that is looked at from now on, with its first page still to come."""
@@ -124,7 +123,7 @@ class Desk:
             for book in self.books.values():
                 book.begun = False
             try:
-                await self._answered(lambda: store.save(batch))
+                await self._keeper.answered(lambda: store.save(batch))
             except BaseException:
                 for name, keys in dirty.items():
                     self.books[name].dirty |= keys
@@ -133,11 +132,9 @@ class Desk:
             if isinstance(error, StoreDamagedError):
                 for book in self.books.values():
                     book.all_dirty()
-            self._failed(error)
+            self._keeper.failed(error)
         else:
-            if not self._life.health.up:
-                _LOG.info("error budgets are saved", extra={"fields": {"path": str(store.path)}})
-            self._life = self._life.seen(UP, self._clock.monotonic())
+            self._keeper.saved(store.path)
             self._saves += 1
             if self._forget_after == batch.forget_after:
                 self._forget_after = None
@@ -154,7 +151,7 @@ class Desk:
         for objective in self.objectives:
             samples.add("slo_objective_ratio", (("slo", objective.id),), objective.ratio)
         if self._store is not None:
-            samples += life_samples("", {"slo_store": self._life}, self._clock.monotonic())
+            samples += self._keeper.samples()
         return samples
 
     def report(self) -> dict[str, Any]:
@@ -170,6 +167,10 @@ class Desk:
             if name in self._open
         ]
         return {"at": now, "persisted": self._store is not None and self._life.health.up, "targets": targets}
+
+    @property
+    def _life(self) -> Life:
+        return self._keeper.life
 
     def _book(self, name: str) -> Book:
         return Book(name, self.objectives, self._interval_seconds, self.now)
@@ -187,11 +188,11 @@ class Desk:
                 books[row.target].put(place, row)
 
         try:
-            loaded = await self._answered(lambda: store.load(take))
+            loaded = await self._keeper.answered(lambda: store.load(take))
         except StoreDamagedError as error:
             _LOG.error("the error budgets could not be read and begin anew", extra={"fields": {"error": str(error)}})
             books.clear()
-            loaded = await self._answered(lambda: store.load(take))
+            loaded = await self._keeper.answered(lambda: store.load(take))
         self._drop_redefined(loaded, books)
         self._loaded = True
         now = self.now()
@@ -241,18 +242,3 @@ class Desk:
     @staticmethod
     def _too_old(now: float) -> tuple[int, int]:
         return int(now) - (FINE_BUCKETS + 1) * FINE_SECONDS, int(now) - _KEPT_HOURS * 3600
-
-    async def _answered(self, job: Any) -> Any:
-        """What ``job`` gives in a thread of its own."""
-        future = asyncio.wrap_future(in_thread(job, "ufwatch-slo"))
-        done, _ = await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
-        if not done:
-            self._failed(StoreError(f"no answer from the file system for {_ANSWER_SECONDS:g} s"))
-        return await future
-
-    def _failed(self, error: StoreError) -> None:
-        reason = Reason.TIMEOUT if "no answer" in str(error) else Reason.RESOURCES
-        if self._life.health.up or self._life.health.reason is Reason.WARMING_UP:
-            fields = {"error": str(error)}
-            _LOG.error("error budgets cannot be saved; they are kept in memory", extra={"fields": fields})
-        self._life = self._life.seen(Health(up=False, reason=reason, detail=str(error)), self._clock.monotonic())

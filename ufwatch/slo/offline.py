@@ -9,7 +9,8 @@ from ufwatch.config import Objective
 from ufwatch.core.budget import Account
 from ufwatch.core.standing import standing
 from ufwatch.errors import SourceError
-from ufwatch.slo.store import FINE, Row, Saved, StoreError, read_only
+from ufwatch.slo.store import FINE, Row, Saved, read_only
+from ufwatch.statefile import StoreError
 
 
 def report(directory: Path, at_wall: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Error budgets on disk: SQLite with a write-ahead log, every save one transaction.
+"""Error budgets on disk, in one SQLite file (:mod:`ufwatch.statefile`).
 
 What a save writes is absolute (a bucket's counts, an engine's raw counters), so one that is repeated changes nothing,
 and one that is cut off by a kill never happened. All of it blocks; the desk calls it from a thread.
@@ -7,18 +7,14 @@ and one that is cut off by a kill never happened. All of it blocks; the desk cal
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ufwatch.core.counting import Tally
-
-T = TypeVar("T")
+from ufwatch.statefile import StateFile, StoreError
 
 FILE = "slo.sqlite"
 FINE, HOUR = 0, 1
@@ -82,31 +78,12 @@ Take = Callable[[Row], None]
 """Is given each bucket in turn, oldest first: all of them at once would be hundreds of megabytes."""
 
 
-class StoreError(Exception):
-    """The store cannot be used now; its text says why, in one line."""
-
-
-class StoreTakenError(StoreError):
-    """Another agent writes into this directory."""
-
-
-class StoreDamagedError(StoreError):
-    """The file was no sound database any more and has been moved aside."""
-
-
-class Store:
-    """One directory's store; calls wait for each other. An error leaves the next call free to try again.
-
-    ``moved_to`` ends the name of a file that was found unsound and moved aside.
-    """
+class Store(StateFile):
+    """The budgets of one directory. ``moved_to`` ends the name of a file that was found unsound and moved aside."""
 
     def __init__(self, directory: Path, moved_to: str = "corrupt") -> None:
-        self.path = directory / FILE
-        self._aside = directory / f"{FILE}.{moved_to}"
-        self._busy = threading.Lock()
+        super().__init__(directory / FILE, holds="budgets", schema=_SCHEMA, version=_VERSION, moved_to=moved_to)
         self._written = 0
-        self._lock: int | None = None
-        self._connection: sqlite3.Connection | None = None
 
     def load(self, take: Take) -> Loaded:
         """Hands every bucket to ``take`` and returns the rest. Raises StoreError.
@@ -114,7 +91,7 @@ class Store:
         StoreDamagedError: the file was unsound and is out of the way; what ``take`` was given of it is to be forgotten.
         """
         with self._busy:
-            return self._checked(lambda: self._load(take))
+            return self._checked(lambda: _read(self._sound(), take))
 
     def save(self, batch: Batch) -> None:
         """Writes all of ``batch`` or nothing. Raises StoreError."""
@@ -123,92 +100,9 @@ class Store:
                 self._checked(lambda: self._save(batch))
                 self._written = batch.number
 
-    def _checked(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives; what SQLite raises as a StoreError."""
-        try:
-            return work()
-        except sqlite3.Error as error:
-            # A connection may be what is broken (its disk was full or gone): the next call opens another.
-            self._disconnect()
-            if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
-                raise StoreError(f"{self.path}: {error}") from error
-            problem = str(error)
-        try:
-            for end in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{self.path}{end}", f"{self._aside}{end}")
-        except OSError as error:
-            raise StoreError(f"{self.path}: {error.strerror or error}") from error
-        raise StoreDamagedError(f"{self.path}: {problem}; moved to {self._aside}")
-
-    def close(self) -> None:
-        """Lets go of the file; what was saved stays."""
-        with self._busy:
-            self._disconnect()
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
-
-    def _load(self, take: Take) -> Loaded:
-        database = self._connect()
-        (sound,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if sound != "ok":
-            raise sqlite3.DatabaseError(sound)
-        return _read(database, take)
-
     def _save(self, batch: Batch) -> None:
         with self._transaction() as database:
             _write(database, batch)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        database = self._connect()
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield database
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
-            raise
-        database.execute("COMMIT")
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._take()
-            # One thread at a time, but not always the same one.
-            database = sqlite3.connect(self.path, timeout=5.0, isolation_level=None, check_same_thread=False)
-            self._connection = database
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=NORMAL")
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                self._disconnect()
-                raise StoreError(f"{self.path}: written by another version of ufwatch (format {version})")
-            database.executescript(_SCHEMA)
-            database.execute(f"PRAGMA user_version={_VERSION}")
-        return self._connection
-
-    def _take(self) -> None:
-        """Two writers would each count what the other does not know of."""
-        if self._lock is not None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path.with_name("slo.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(f"{self.path.parent}: {error.strerror or error}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            raise StoreTakenError(f"{self.path.parent}: another ufwatch keeps its budgets there") from error
-        self._lock = lock
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.close()
-            self._connection = None
 
 
 def read_only(directory: Path, take: Take) -> Loaded:
