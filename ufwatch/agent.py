@@ -26,6 +26,7 @@ from ufwatch.core.state import device_over
 from ufwatch.decode.gpu import CardId, GpuSnapshot
 from ufwatch.decode.layout import Layouts
 from ufwatch.errors import UfwatchError
+from ufwatch.history.desk import History
 from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import Health, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
@@ -83,7 +84,7 @@ class Agent:
     """``attach`` makes a target's sources; ``gpus`` is None where no card is looked at.
 
     With ``follow`` False nothing runs by itself: the caller calls ``poll_gpus`` and ``cycle``. ``slo`` counts what the
-    objectives ask for; None where nobody does.
+    objectives ask for, ``history`` what is usual for targets and cards; None where nobody does.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Agent:
         window_seconds: float | None = WINDOW_SECONDS,
         follow: bool = True,
         slo: Desk | None = None,
+        history: History | None = None,
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
@@ -105,7 +107,8 @@ class Agent:
         self.reload_succeeded = True
         self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
         self._discovery = discovery
-        self._window_seconds, self._follows, self._slo = window_seconds, follow, slo
+        self._window_seconds, self._follows = window_seconds, follow
+        self._slo, self._history = slo, history
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
@@ -121,12 +124,13 @@ class Agent:
 
     async def run(self) -> None:
         """Looks at everything, each on its own timer, until cancelled."""
-        if self._slo is not None:
-            await self._slo.start()
+        kept = [desk for desk in (self._slo, self._history) if desk is not None]
+        for desk in kept:
+            await desk.start()
         await self.find_targets()
         async with asyncio.TaskGroup() as group:
-            if self._slo is not None:
-                group.create_task(self._slo.run(), name="slo")
+            for desk in kept:
+                group.create_task(desk.run(), name=type(desk).__name__.lower())
             if self._gpus is not None:
                 group.create_task(self._every(self.config.interval_seconds, self.poll_gpus, "gpu"), name="gpus")
             group.create_task(self._every(self.config.discovery.refresh_seconds, self.find_targets), name="discovery")
@@ -139,8 +143,9 @@ class Agent:
     async def close(self) -> None:
         """Ends what the sources hold."""
         await self.stop_targets(list(self._tasks))
-        if self._slo is not None:
-            await self._slo.finish()
+        for desk in (self._slo, self._history):
+            if desk is not None:
+                await desk.finish()
         if self._gpus is not None:
             await self._gpus.close()
 
@@ -179,6 +184,7 @@ class Agent:
 
     def _start_target(self, config: TargetConfig, attached: Attached) -> None:
         book = self._slo.open(config.name) if self._slo is not None else None
+        misses = self._history.open(config) if self._history is not None else None
         target = self.targets[config.name] = Target(
             config,
             page=attached.page,
@@ -188,7 +194,7 @@ class Agent:
             layouts=self._layouts,
             interval_seconds=self.config.interval_seconds,
             window_seconds=self._window_seconds,
-            judge=book,
+            judges=[judge for judge in (book, misses) if judge is not None],
         )
         if self._arrivals == 0:
             self._began = self._clock.monotonic()
@@ -214,6 +220,8 @@ class Agent:
             self._forget(f"target:{name}")
             if self._slo is not None:
                 self._slo.close(name)
+            if self._history is not None:
+                self._history.close(name)
 
     async def _follow(self, target: Target, first_seconds: float) -> None:
         owner = f"target:{target.config.name}"
@@ -230,7 +238,9 @@ class Agent:
 
     async def cycle(self, target: Target) -> None:
         """One round of one target, onto the page."""
-        await target.cycle(self.deadline_seconds(), self._device_over(target.config.name))
+        report = await target.cycle(self.deadline_seconds(), self._device_over(target.config.name))
+        if self._history is not None:
+            self._history.scraped(report, self._clock.monotonic())
         self._publish(f"target:{target.config.name}", target.samples(self.sm_utilization(target.config.name)))
 
     def deadline_seconds(self) -> float:
@@ -276,12 +286,16 @@ class Agent:
         if before is None or [c.card for c in before.cards] != [c.card for c in snapshot.cards]:
             self._map_cards()
         info = gpu_core.mapping_samples(self._mapping)
-        self._publish("gpu", [*samples, *info, *life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())])
+        drifts = self._history.polled(snapshot) if self._history is not None else ()
+        life = life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())
+        self._publish("gpu", [*samples, *drifts, *info, *life])
 
     def _map_cards(self) -> None:
         cards = list(self._gpu_state.cards)  # those known, so that a failed poll does not undo the mapping
         configs = [target.config for target in self.targets.values()]
         self._mapping = gpu_core.mapping(configs, cards)
+        if self._history is not None and self._snapshot is not None:
+            self._history.mapped(self._mapping, {card.card: card.name for card in self._snapshot.cards})
 
     def sm_readings(self, target: str) -> tuple[Reading, ...]:
         """SM utilization of each card of a target, or one reading that says why there is none."""
@@ -343,8 +357,9 @@ class Agent:
         resident = _resident_bytes()
         if resident is not None:
             samples.append(Sample("agent_resident_memory_bytes", (), resident))
-        if self._slo is not None:
-            samples += self._slo.samples()
+        for desk in (self._slo, self._history):
+            if desk is not None:
+                samples += desk.samples()
         self._publish("agent", samples)
 
     def _publish(self, owner: str, samples: Iterable[Sample]) -> None:
@@ -371,10 +386,13 @@ class Agent:
                     up=report.up if report is not None else False,
                     state=report.state if report is not None else None,
                     reason=report.reason if report is not None else Reason.WARMING_UP,
-                    readings=(*self.sm_readings(name), *target.readings()),
+                    readings=(*self.sm_readings(name), *target.readings(), *self._learned(name)),
                 )
             )
         return {"targets": targets}
+
+    def _learned(self, target: str) -> tuple[Reading, ...]:
+        return self._history.readings(target) if self._history is not None else ()
 
     def slos(self) -> dict[str, Any]:
         """The JSON object of ``/api/v1/slo``."""

@@ -191,10 +191,10 @@ def ageing(options: RuleOptions) -> Alert:
         '{{ if eq $labels.reason "drift" }}has become slower.{{ else if eq $labels.reason "ecc" }}had memory errors '
         "that ECC could not correct.{{ else }}needs a reset to replace a faulty memory row.{{ end }}",
         description='{{ if eq $labels.reason "drift" }}For an hour its engine steps have taken at least '
-        "{{ $value | humanizePercentage }} longer than in its first weeks under the same load, clocks and temperature."
+        "{{ $value | humanizePercentage }} longer than in the first week under the same load, clocks and temperature."
         '{{ else if eq $labels.reason "ecc" }}{{ printf "%.0f" $value }} uncorrected errors within a day; work that '
         "touched them was wrong or was killed.{{ else }}The card has set a row aside and maps it away at its next "
         "reset; until then it may fail again.{{ end }} The card is {{ $labels.uuid }}.",
-        when=f"steps {percent(limit)} slower than in the card's first weeks for 1 hour, uncorrected ECC errors within "
+        when=f"steps {percent(limit)} slower than in the card's first week for 1 hour, uncorrected ECC errors within "
         "a day, or a row remap pending",
     )

@@ -9,6 +9,8 @@ from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, HttpAccess, TargetConfig
 from ufwatch.errors import ConfigError
+from ufwatch.history.desk import History
+from ufwatch.history.store import Store as HistoryStore
 from ufwatch.model import Health
 from ufwatch.slo.desk import Desk
 from ufwatch.slo.store import Store
@@ -17,6 +19,7 @@ from ufwatch.sources.fetch import Fetcher
 from ufwatch.sources.health import HealthSource
 from ufwatch.sources.scrape import ScrapeSource
 from ufwatch.sources.textfile import TextfileSource
+from ufwatch.sources.version import VersionSource
 
 _DCGM_DEADLINE_SECONDS = 2.0
 
@@ -73,8 +76,19 @@ def desk(config: Config, clock: Clock) -> Desk:
     """The books of every target's objectives, kept in the state directory where the configuration names one."""
     store = None
     if config.state_dir is not None and config.slos:
-        store = Store(config.state_dir, f"corrupt-{int(clock.wall())}")
+        store = Store(config.state_dir, _aside(clock))
     return Desk(config.slos, clock=clock, interval_seconds=config.interval_seconds, store=store)
+
+
+def history(config: Config, clock: Clock, fetcher: Fetcher) -> History:
+    """What is usual for targets and cards, kept in the state directory where the configuration names one."""
+    store = HistoryStore(config.state_dir, _aside(clock)) if config.state_dir is not None else None
+    return History(clock=clock, identify=VersionSource(fetcher).identify, store=store)
+
+
+def _aside(clock: Clock) -> str:
+    """How the name of a file ends that was found unsound now."""
+    return f"corrupt-{int(clock.wall())}"
 
 
 def agent(
@@ -96,4 +110,5 @@ def agent(
         window_seconds=None if whole_run else WINDOW_SECONDS,
         follow=not whole_run,
         slo=None if whole_run else desk(config, clock),
+        history=None if whole_run else history(config, clock, fetcher),
     )

@@ -82,6 +82,7 @@ class TargetConfig:
     dcgm: str | None = None
     startup_grace_seconds: float = 600.0
     expected_miss: float | None = None
+    """The share of prefix look-ups that usually misses, 0–1; None: what was learned of the same hour of other days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +125,4 @@ class Config:
     web: WebConfig = field(default_factory=WebConfig)
     slos: tuple[Objective, ...] = DEFAULT_OBJECTIVES
     state_dir: Path | None = None
-    """Where error budgets outlive the agent; None keeps them in memory alone."""
+    """Where error budgets and what was learned outlive the agent; None keeps them in memory alone."""

@@ -45,8 +45,8 @@ PAGE_TABLE = (
     _gauge(
         "page_table_miss_baseline_ratio",
         TARGET_LABELS,
-        "Miss ratio by tokens that is usual for the target at this hour: the median of the same hour over 7 days, or "
-        "expected_miss of its configuration.",
+        "Miss ratio by tokens that is usual for the target at this UTC hour: the median of the same hour over 7 days, "
+        "or expected_miss of its configuration. Absent while fewer than 3 of those hours had 1,000 look-ups.",
     ),
     _engine_counter(
         "page_table_misses_total", "Look-ups that missed since the agent started, in the same unit.", "unit", "source"

@@ -50,8 +50,8 @@ ROW_REMAP_PENDING = _gauge(
 )
 AGEING_DRIFT = _gauge(
     "gpu_ageing_drift_ratio",
-    "How much longer the card's engine steps take than in the first weeks on it under the same load, clocks and "
-    "temperature; absent until enough of both has been seen.",
+    "How much longer the card's engine steps of the last hour took than in the first week under the same load, clocks, "
+    "temperature and engine; absent until a week and 3 such conditions are known. Cards of one engine share it.",
 )
 ENERGY = _counter("gpu_energy_joules_total", "Energy used by the card since the agent started.")
 THROTTLE = _counter(

@@ -46,6 +46,7 @@ COUNTERS: tuple[Raw, ...] = (
     Raw("requests_finished", ("vllm:request_prompt_tokens_count",)),
     Raw("draft_tokens", ("vllm:spec_decode_num_draft_tokens_total",)),
     Raw("admission_rejections", ("vllm:admission_rejections_total",)),
+    Raw("engine_steps", ("vllm:iteration_tokens_total_count",)),  # a histogram whose name ends in _total
 )
 
 GAUGES: tuple[Raw, ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class KvCounts(Protocol):
 
 
 class Judge(Protocol):
-    """Counts good and bad events of what a target showed, and gives their samples."""
+    """Counts what a target showed, for longer than a window, and gives the samples of that."""
 
     def scraped(self, report: TargetReport, texts: TextfileSnapshot | None, at_seconds: float) -> None: ...
 
@@ -79,10 +79,10 @@ class Target:
         texts: Texts | None = None,
         kv_events: KvEvents | None = None,
         window_seconds: float | None = WINDOW_SECONDS,
-        judge: Judge | None = None,
+        judges: Sequence[Judge] = (),
     ) -> None:
         self.config = config
-        self._judge = judge
+        self._judges = tuple(judges)
         self.report: TargetReport | None = None
         self.process_readings: tuple[Reading, ...] = process_readings(None)
         self._page, self._texts, self._kv_events, self._clock = page, texts, kv_events, clock
@@ -116,8 +116,8 @@ class Target:
         before = self.report
         self._state, self.report = core.step(self._state, seen)
         _log_changes(before, self.report)
-        if self._judge is not None:
-            self._judge.scraped(self.report, self._text_snapshot, scrape.at_seconds)
+        for judge in self._judges:
+            judge.scraped(self.report, self._text_snapshot, scrape.at_seconds)
         return self.report
 
     @property
@@ -139,8 +139,8 @@ class Target:
         if self._text_snapshot is not None and self._texts_missed < MISSED_BEFORE_GONE:
             name = self.report.model_name
             samples += process_samples(self.config.name, name, self._text_snapshot, self.process_readings)
-        if self._judge is not None:
-            samples += self._judge.samples(self.report.model_name)
+        for judge in self._judges:
+            samples += judge.samples(self.report.model_name)
         samples += availability(self.report, best)
         samples += life_samples(self.config.name, self.lives, self._clock.monotonic())
         samples += scrape_samples(self.config.name, self._counts)

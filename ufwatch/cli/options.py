@@ -83,7 +83,7 @@ def add_state_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        help="keep error budgets there over restarts; default: in memory alone (UFWATCH_STATE_DIR)",
+        help="keep error budgets and what was learned there; default: in memory alone (UFWATCH_STATE_DIR)",
     )
 
 

@@ -12,6 +12,7 @@ Pure. What the driver counts since its load is turned into what was counted sinc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -193,6 +194,25 @@ def _is(entry: str, card: CardId) -> bool:
     if card.mig:
         return wanted == card.mig.lower()
     return wanted in (card.gpu, card.uuid.lower()) and bool(wanted)
+
+
+def attributable(mapped: Mapping[str, TargetGpus], models: Mapping[CardId, str]) -> Mapping[str, Reason | None]:
+    """Whether a target's step times speak of its cards, and why not; ``models`` are the names of the cards known.
+
+    They do where the target has its cards to itself, and all are of one model: a step takes as long as on the slowest.
+    """
+    users = Counter(card for gpus in mapped.values() for card in gpus.cards)
+    return {target: _unattributable(gpus, users, models) for target, gpus in mapped.items()}
+
+
+def _unattributable(gpus: TargetGpus, users: Mapping[CardId, int], models: Mapping[CardId, str]) -> Reason | None:
+    if not gpus.cards:
+        return gpus.reason or Reason.NOT_MAPPED
+    if any(card.mig for card in gpus.cards):
+        return Reason.MIG
+    if any(users[card] > 1 for card in gpus.cards) or len({models.get(card) for card in gpus.cards}) > 1:
+        return Reason.NOT_ATTRIBUTABLE
+    return None
 
 
 def mapping_samples(mapped: Mapping[str, TargetGpus]) -> tuple[Sample, ...]:

@@ -38,6 +38,7 @@ COLUMNS = (
     "request_prompt_tokens",
     "requests_finished",
     "prefix_queries",
+    "engine_steps",
 )
 _SUM_COLUMNS = tuple(f"{h.id}_{part}" for h in metrics.HISTOGRAMS for part in ("sum", "count"))
 COLUMN = {name: position for position, name in enumerate((*COLUMNS, *_SUM_COLUMNS))}
@@ -224,6 +225,7 @@ def _growth(shape: EngineShape, grown: list[float], *, retries: bool) -> list[fl
         grown[_RAW["request_prompt_tokens"]],
         grown[_RAW["requests_finished"]],
         grown[_RAW["prefix_queries"]],
+        grown[_RAW["engine_steps"]],
         *grown[SUMS:],
     ]
 

@@ -198,8 +198,8 @@ def _faults(settings: BoardSettings) -> tuple[Panel, ...]:
     return (
         _lines(
             "Ageing: drift of the step time",
-            "How much longer engine steps take than in the card's first weeks, under the same load, clocks and "
-            "temperature. The alert wants an hour over the limit.",
+            "How much longer engine steps of the last hour took than in the card's first week, under the same load, "
+            "clocks, temperature and engine. The alert wants an hour over the limit.",
             "percentunit",
             _card("gpu_ageing_drift_ratio", optional="only once enough of both has been seen"),
             steps=(Step(None, CLEAR), Step(settings.thresholds.ageing, BAD)),

@@ -8,6 +8,8 @@ from typing import Any
 _UNITS = {
     "sm_utilization": "percent",
     "page_table_miss": "percent",
+    "page_table_miss_baseline": "percent",
+    "gpu_ageing_drift": "percent",
     "pinned_alloc_success": "percent",
     "kv_usage": "percent",
     "graph_compile": "seconds",
