@@ -55,6 +55,8 @@ class Reason(StrEnum):
     NOT_AN_ENGINE = "not_an_engine"
     NOTHING_ATTEMPTED = "nothing_attempted"
     NOT_MAPPED = "not_mapped"
+    NOT_ATTRIBUTABLE = "not_attributable"
+    """Several share what the value would speak of."""
     MIG = "mig"
     LOST = "lost"
     DRIVER = "driver"
@@ -68,7 +70,7 @@ class Reason(StrEnum):
 
 
 REASONS: Mapping[Reason, str] = {
-    Reason.WARMING_UP: "the window of the rate is not full yet, or a second sample is still to come",
+    Reason.WARMING_UP: "the window is not full yet, a second sample is to come, or too little is known to compare with",
     Reason.IDLE: "nothing happened that the signal could be made from",
     Reason.NO_SOURCE: "nothing that was read reports it",
     Reason.NOT_SUPPORTED: "this card or driver does not have it",
@@ -92,6 +94,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.NOT_AN_ENGINE: "the page has no family of an engine",
     Reason.NOTHING_ATTEMPTED: "nothing was attempted, so there is no rate",
     Reason.NOT_MAPPED: "no card is assigned to this target",
+    Reason.NOT_ATTRIBUTABLE: "several servers, engines or kinds of card share it, so it tells of none",
     Reason.MIG: "the card is cut into instances that do not report it",
     Reason.LOST: "the card has fallen off the bus",
     Reason.DRIVER: "the driver does not answer",
@@ -156,6 +159,14 @@ class Sample(NamedTuple):
     metric: str
     labels: Labels
     value: float
+
+
+class Exemplar(NamedTuple):
+    """One observation that a histogram's bucket holds, and the trace that shows it."""
+
+    trace_id: str
+    value: float
+    unix_seconds: float | None = None
 
 
 class Samples:

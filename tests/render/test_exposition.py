@@ -12,21 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ClientExemplar
 
 from tests.tools import require_tool
-from ufwatch.model import Sample
+from ufwatch.model import Exemplar, Sample
 from ufwatch.render.exposition import Drop, Format, Page
 from ufwatch.spec import PREFIX, Kind, MetricSpec
 
 USAGE = MetricSpec(name="kv_usage_ratio", kind=Kind.GAUGE, labels=("target",), help='Share of "blocks" in use, a\\b.')
 TOKENS = MetricSpec(name="tokens_total", kind=Kind.COUNTER, labels=("engine", "target"), help="Tokens\nmade.")
 UP = MetricSpec(name="agent_up", kind=Kind.GAUGE, labels=(), help="Always 1.")
-FAMILIES = (USAGE, TOKENS, UP)
+WAIT = MetricSpec(name="wait_seconds", kind=Kind.HISTOGRAM, labels=("target",), help="Waited.")
+FAMILIES = (USAGE, TOKENS, UP, WAIT)
+EDGES = ("0.1", "1.0", "+Inf")
 
 
 def usage(target: str, value: float) -> Sample:
@@ -45,6 +48,8 @@ class Reference(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for spec in FAMILIES:
+            if spec.kind is Kind.HISTOGRAM:
+                continue
             made = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
             family = made(PREFIX + spec.name, spec.help, labels=spec.labels)
             for sample in self.samples:
@@ -94,6 +99,53 @@ def test_bytes_equal_those_of_prometheus_client(pairs: list[tuple[str, float]]) 
     expected = {(PREFIX + s.metric, frozenset(s.labels)): s.value for s in samples}
     assert read(parse_text, page.text()) == expected
     assert read(parse_openmetrics, page.openmetrics()) == expected
+
+
+def waited(target: str, counts: Sequence[float], total: float) -> list[Sample]:
+    labels = (("target", target),)
+    buckets = [
+        Sample("wait_seconds_bucket", (*labels, ("le", le)), count) for le, count in zip(EDGES, counts, strict=True)
+    ]
+    return [*buckets, Sample("wait_seconds_count", labels, counts[-1]), Sample("wait_seconds_sum", labels, total)]
+
+
+def test_a_histogram_and_its_exemplars_are_prometheus_clients_bytes() -> None:
+    class Waits(Collector):
+        def collect(self) -> Iterator[Metric]:
+            family = HistogramMetricFamily("ufwatch_wait_seconds", "Waited.", labels=["target"])
+            exemplar = ClientExemplar({"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}, 0.67, 1520879607.789)
+            bare = ClientExemplar({"trace_id": "a"}, 3.0)
+            family.add_metric(["a"], [("0.1", 1.0), ("1.0", 3.0, exemplar), ("+Inf", 4.0, bare)], 4.75)
+            family.add_metric(["b"], [("0.1", 0.0), ("1.0", 0.0), ("+Inf", 0.0)], 0.0)
+            yield family
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Waits())
+    page = Page(FAMILIES)
+    shown = [*waited("a", (1.0, 3.0, 4.0), 4.75), *waited("b", (0.0, 0.0, 0.0), 0.0)]
+    page.put("probe", shown)
+    assert page.text() == generate_latest(registry)
+    with_none = page.openmetrics()
+    page.put(
+        "probe",
+        shown,
+        {
+            shown[1][:2]: Exemplar("4bf92f3577b34da6a3ce929d0e0e4736", 0.67, 1520879607.789),
+            shown[2][:2]: Exemplar("a", 3.0),
+            ("wait_seconds_bucket", (("target", "gone"), ("le", "1.0"))): Exemplar("b", 1.0),
+        },
+    )
+    assert page.openmetrics() == generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    assert page.text() == generate_latest(registry)
+    page.put("probe", shown)
+    assert page.openmetrics() == with_none
+
+
+def test_a_histogram_has_three_names_and_only_those() -> None:
+    page = page_of(Sample("wait_seconds", (("target", "a"),), 1.0))
+    assert page.text() == b""
+    with pytest.raises(ValueError, match="same name"):
+        Page((WAIT, MetricSpec(name="wait_seconds_count", kind=Kind.GAUGE, labels=(), help="Clash.")))
 
 
 def test_openmetrics_names_counters_without_total_and_ends_once() -> None:

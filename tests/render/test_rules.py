@@ -111,7 +111,7 @@ def _seconds(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "window", "hold"), [(1, "1m", "4m"), (15, "1m", "4m"), (30, "75s", "225s"), (60, "150s", "150s")]
+    ("seconds", "window", "hold"), [(1, "1m", "5m"), (15, "1m", "5m"), (30, "75s", "315s"), (60, "150s", "390s")]
 )
 def test_jitter_follows_the_scrape_interval(seconds: float, window: str, hold: str) -> None:
     files = rule_files(replace(OPTIONS, interval_seconds=seconds))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress, count
 from operator import itemgetter, ne
 
-from ufwatch.model import Labels, Sample, Samples
-from ufwatch.render.lines import Family, value_text, value_texts
+from ufwatch.model import Exemplar, Labels, Sample, Samples
+from ufwatch.render.lines import Family, exemplar_text, value_text, value_texts
 from ufwatch.spec import MetricSpec
 
 
@@ -57,6 +57,7 @@ class _Owner:
     lines: list[tuple[int, str] | None] = field(default_factory=list)
     """Family order and prefix of each sample; None for one that cannot stand on the page."""
     refused: Counter[Drop] = field(default_factory=Counter)
+    exemplars: Mapping[tuple[str, Labels], Exemplar] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -94,9 +95,13 @@ class Page:
     """
 
     def __init__(self, families: Sequence[MetricSpec]) -> None:
-        self._families = {spec.name: Family.of(order, spec) for order, spec in enumerate(families)}
+        self._families = [Family.of(order, spec) for order, spec in enumerate(families)]
+        self._named: dict[str, Family] = {}
+        for order, spec in enumerate(families):
+            self._named |= Family.all_of(order, spec)
         bases = {spec.name.removesuffix("_total") for spec in families}
-        if len(bases) != len(families):
+        names = sum(len(Family.all_of(0, spec)) for spec in families)
+        if len(bases) != len(families) or len(self._named) != names:
             raise ValueError("two families of the page have the same name")
         self._owners: dict[str, _Owner] = {}
         self._layout: _Layout | None = None
@@ -114,8 +119,13 @@ class Page:
         """All samples left out since the start."""
         return self.dropped.total()
 
-    def put(self, owner: str, samples: Iterable[Sample]) -> None:
-        """Replaces all that ``owner`` shows. Never raises for what a sample holds: bad ones are dropped and counted."""
+    def put(
+        self, owner: str, samples: Iterable[Sample], exemplars: Mapping[tuple[str, Labels], Exemplar] | None = None
+    ) -> None:
+        """Replaces all that ``owner`` shows. Never raises for what a sample holds: bad ones are dropped and counted.
+
+        ``exemplars`` are those of its buckets; only OpenMetrics has room for them.
+        """
         kept = self._owners.get(owner)
         if kept is None:
             kept = self._owners[owner] = _Owner()
@@ -124,8 +134,12 @@ class Page:
         if not (self._move if series == kept.series and kept.texts is None else self._take)(kept, series, values):
             good = [sample for sample in given if value_text(sample.value) is not None]
             self.dropped[Drop.VALUE] += len(given) - len(good)
-            self.put(owner, good)
-        elif kept.refused:
+            self.put(owner, good, exemplars)
+            return
+        if kept.exemplars != (exemplars or {}):
+            kept.exemplars = dict(exemplars or {})
+            self._changed()
+        if kept.refused:
             self.dropped.update(kept.refused)
 
     def drop(self, owner: str) -> None:
@@ -187,7 +201,7 @@ class Page:
             kept.lines = []
             kept.refused.clear()
             for metric, pairs in series:
-                family = self._families.get(metric)
+                family = self._named.get(metric)
                 prefix = None if family is None else family.prefix(pairs)
                 if family is None or prefix is None:
                     kept.refused[Drop.METRIC if family is None else Drop.LABELS] += 1
@@ -224,7 +238,7 @@ class Page:
                 found[order].append((place, prefix))
         heads: list[tuple[int, Family]] = []
         lines: list[tuple[int, str]] = []
-        for family, own_lines in zip(self._families.values(), found, strict=True):
+        for family, own_lines in zip(self._families, found, strict=True):
             if own_lines:
                 heads.append((len(lines), family))
                 lines += own_lines
@@ -239,8 +253,19 @@ class Page:
             self._counted = self.generation
             self.dropped[Drop.DUPLICATE] += layout.duplicates
         parts = layout.parts_of(form)
-        parts[1::2] = layout.gather(self._texts)
+        parts[1::2] = layout.gather(self._texts if form is Format.TEXT else self._with_exemplars())
         return "".join(parts).encode()
+
+    def _with_exemplars(self) -> list[str]:
+        """The values as OpenMetrics shows them."""
+        texts = self._texts
+        for kept in self._owners.values():
+            if kept.exemplars:
+                texts = texts if texts is not self._texts else texts.copy()
+                for place, series in enumerate(kept.series, kept.start):
+                    if (exemplar := kept.exemplars.get(series)) is not None:
+                        texts[place] += exemplar_text(exemplar)
+        return texts
 
 
 def _gather(order: list[int]) -> Callable[[list[str]], tuple[str, ...]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import cast
 
-from ufwatch.model import Labels
+from ufwatch.model import Exemplar, Labels
 from ufwatch.spec import PREFIX, Kind, MetricSpec
 
 _PLAIN_BELOW = 1e6
@@ -65,6 +65,12 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
+def exemplar_text(exemplar: Exemplar) -> str:
+    """What follows a bucket's value in OpenMetrics: the observation that an exemplar is of, with its trace."""
+    moment = "" if exemplar.unix_seconds is None else f" {exemplar.unix_seconds!r}"
+    return f' # {{trace_id="{_escaped(exemplar.trace_id)}"}} {value_text(exemplar.value)}{moment}'
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family with what is written above its samples in either form, line feed first."""
@@ -74,6 +80,18 @@ class Family:
     labels: tuple[str, ...]
     text_head: str
     openmetrics_head: str
+
+    @classmethod
+    def all_of(cls, order: int, spec: MetricSpec) -> dict[str, Family]:
+        """What samples of a family may be called, without the prefix: a histogram's have names of their own."""
+        family = cls.of(order, spec)
+        if spec.kind is not Kind.HISTOGRAM:
+            return {spec.name: family}
+        return {
+            f"{spec.name}_bucket": replace(family, name=f"{family.name}_bucket", labels=("le", *family.labels)),
+            f"{spec.name}_count": replace(family, name=f"{family.name}_count"),
+            f"{spec.name}_sum": replace(family, name=f"{family.name}_sum"),
+        }
 
     @classmethod
     def of(cls, order: int, spec: MetricSpec) -> Family:
