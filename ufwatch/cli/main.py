@@ -20,6 +20,7 @@ VERBS = {
     "doctor": "say what keeps each signal from being exact, and what would fix it",
     "alerts": "list the alerts, write their rule files, and lint your own",
     "dashboards": "list, write or check the Grafana boards",
+    "trace": "time requests layer by layer, from the name to the last token, and say which layer is at fault",
     "demo": "run the whole agent on a simulated vLLM and a recorded H200",
 }
 """Each verb is the module of its name beside this one, with ``configure(parser)`` and ``execute(args, env) -> int``."""

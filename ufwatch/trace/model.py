@@ -6,17 +6,20 @@ All durations are seconds of a monotonic clock counted from the moment at which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Phase(StrEnum):
-    """Where the time of a request goes as the client sees it, in order. On a reused connection the first three are
+    """Where the time of a request goes as the client sees it, in order. On a reused connection those before SEND are
     absent, not 0."""
 
     DNS = "dns"
     TCP = "tcp_connect"
+    PROXY = "proxy_connect"
+    """Behind a proxy: from its connection to its leave to speak TLS with the server (CONNECT, one round trip more)."""
     TLS = "tls_handshake"
     SEND = "request_send"
     HEADERS = "response_headers"
@@ -34,6 +37,7 @@ class Span:
     phase: Phase
     start: float
     end: float
+    """Where the request failed in this phase: when it failed, and ``ufwatch.failed`` is among the attributes."""
     attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
@@ -44,6 +48,8 @@ class Attempt:
     address: str
     start: float
     won: bool
+    error: str = ""
+    """Why it failed, in the system's words; empty for the winner and for one that was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,18 @@ class Chunk:
     characters: int
     tokens: int | None = None
     coalesced: bool = False
-    """It shares its read with an earlier chunk, so their gap is not the server's."""
+    """It shares its read with an earlier chunk of its choice, so their gap is not the server's."""
+    visible: bool = True
+    """It holds more than reasoning."""
+
+
+class ChunkGap(NamedTuple):
+    """Seconds between two chunks of one choice. Only where both are single tokens is it a token interval, and only
+    where the later one did not share its read is it the server's."""
+
+    seconds: float
+    coalesced: bool
+    token_interval: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,14 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+class TokenSource(StrEnum):
+    """Where the number of tokens of an answer is from."""
+
+    USAGE = "usage"
+    CHUNKS = "chunks"
+    """The server did not say: chunks with content, at least one token each."""
 
 
 class SplitSource(StrEnum):
@@ -136,6 +161,9 @@ class Exchange:
     spans: tuple[Span, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     reused: bool = False
+    """The connection had carried a request before."""
+    retried: bool = False
+    """The server had closed the idle connection; all was sent once more over a fresh one, ``t0`` staying as it was."""
     proxied: bool = False
     peer_address: str = ""
     tls_version: str = ""
@@ -143,6 +171,9 @@ class Exchange:
     response_id: str = ""
     response_model: str = ""
     finish_reasons: tuple[str, ...] = ()
+    """One for each choice that finished, in the order of the choices."""
+    refused: bool = False
+    """Some choice holds a refusal instead of an answer."""
     role_at: float | None = None
     """When the first chunk without content came."""
     chunks: tuple[Chunk, ...] = ()
@@ -163,5 +194,46 @@ class Exchange:
     @property
     def ttft(self) -> float | None:
         """From the last byte of the request to the first content; None where none came."""
-        sent, first = self.span(Phase.SEND), self.span(Phase.FIRST_TOKEN)
-        return None if sent is None or first is None else first.end - sent.end
+        return self._after_sent(chunk.at for chunk in self.chunks)
+
+    @property
+    def time_to_first_visible(self) -> float | None:
+        """As ``ttft``, to the first content that is not reasoning."""
+        return self._after_sent(chunk.at for chunk in self.chunks if chunk.visible)
+
+    @property
+    def token_source(self) -> TokenSource | None:
+        """What ``output_tokens`` rests on; None where there are none."""
+        if self.usage.completion_tokens is not None:
+            return TokenSource.USAGE
+        return TokenSource.CHUNKS if self.chunks else None
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Of all choices; see ``token_source``."""
+        return self.usage.completion_tokens if self.token_source is TokenSource.USAGE else len(self.chunks) or None
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per token after the first: (last content - first content) / (tokens - 1). None for fewer than two
+        tokens, for several choices (which share the time), and for a request that failed."""
+        tokens = self.output_tokens
+        if self.failure is not None or tokens is None or tokens < 2 or len({c.choice for c in self.chunks}) != 1:
+            return None
+        return (self.chunks[-1].at - self.chunks[0].at) / (tokens - 1)
+
+    @property
+    def chunk_gaps(self) -> tuple[ChunkGap, ...]:
+        """Between neighbouring chunks of each choice, by the later one's moment."""
+        last: dict[int, Chunk] = {}
+        gaps = []
+        for chunk in self.chunks:
+            before = last.get(chunk.choice)
+            if before is not None:
+                gaps.append(ChunkGap(chunk.at - before.at, chunk.coalesced, before.tokens == chunk.tokens == 1))
+            last[chunk.choice] = chunk
+        return tuple(gaps)
+
+    def _after_sent(self, moments: Iterable[float]) -> float | None:
+        sent, first = self.span(Phase.SEND), min(moments, default=None)
+        return None if sent is None or first is None else first - sent.end
