@@ -63,6 +63,19 @@ async def test_a_bearer_token_is_read_again_when_it_changes(tmp_path: Path) -> N
 
 
 @looped
+async def test_https_where_plain_http_is_spoken() -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer(b"", status="400 Bad Request"))
+        writer.close()
+
+    listener = await asyncio.start_server(answers, "127.0.0.1", 0)
+    async with listener, fetching() as fetcher:
+        url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}/metrics"
+        refused(await get(fetcher, url, HttpAccess(insecure=True)), Reason.TLS, "no TLS is spoken there")
+
+
+@looped
 async def test_basic_credentials_from_a_file(tmp_path: Path) -> None:
     access = HttpAccess(basic_auth_file=secret(tmp_path, "wörk:pass:word\n"))
     async with serving(echoing()) as server, fetching() as fetcher:

@@ -94,6 +94,8 @@ def _tls_error(error: BaseException) -> ssl.SSLError | None:
         # First, because it is an ssl.SSLError too, but an empty one.
         if isinstance(seen, aiohttp.ClientConnectorCertificateError):
             seen = seen.certificate_error
+        elif isinstance(seen, aiohttp.ClientConnectorSSLError):
+            seen = seen.os_error
         elif isinstance(seen, ssl.SSLError):
             return seen
         elif isinstance(seen, aiohttp.ClientConnectorError):
