@@ -65,7 +65,7 @@ class Server:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while time.monotonic() - begun < deadline_seconds and self._process.poll() is None:
                 try:
-                    async with session.get(f"{self.url}/health") as answer:
+                    async with session.get(f"{self.url}/health", ssl=False) as answer:
                         if answer.status == 200:
                             return time.monotonic() - begun
                 except (aiohttp.ClientError, TimeoutError):
@@ -87,6 +87,13 @@ class Server:
             except (OSError, ValueError):
                 continue
         return sorted(found)
+
+    def kill(self) -> None:
+        """Kills every process of its group at once, without a word. It can be started again."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
 
     async def stop(self) -> None:
         """Ends the server and whatever is left of its session."""
