@@ -27,8 +27,8 @@ from tests.trace.servers import (
 )
 from tests.trace.streams import ROLE, case, chunk, event, words
 from ufwatch.config import HttpAccess
+from ufwatch.trace.conventions import Name
 from ufwatch.trace.model import Exchange, Phase
-from ufwatch.trace.phases import FAILED
 
 
 def failed(found: Exchange, error_type: str, phase: Phase | None, *words_in_detail: str) -> None:
@@ -40,7 +40,7 @@ def failed(found: Exchange, error_type: str, phase: Phase | None, *words_in_deta
     if phase is not None:
         last = found.spans[-1]
         assert last.phase is phase
-        assert last.attributes[FAILED] is True
+        assert last.attributes[Name.FAILED] is True
         assert last.start <= last.end <= found.total
     if phase is not Phase.STREAM:
         assert found.ttft is None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ufwatch.trace.conventions import Name
 from ufwatch.trace.model import Phase
 from ufwatch.trace.phases import (
-    FAILED,
-    RESUMED,
     Ends,
     Mark,
     Moment,
@@ -91,7 +90,7 @@ def test_an_answer_before_the_request_was_sent() -> None:
 
 def test_a_resumed_session_is_said() -> None:
     resumed = [m._replace(detail="resumed") if m.moment is Moment.TLS_END else m for m in WHOLE]
-    seen = [spans_of(marks, ends(tls=True))[2].attributes[RESUMED] for marks in (WHOLE, resumed)]
+    seen = [spans_of(marks, ends(tls=True))[2].attributes[Name.TLS_RESUMED] for marks in (WHOLE, resumed)]
     assert seen == [False, True]
 
 
@@ -121,7 +120,7 @@ def test_where_it_failed(marks: list[Mark], phase: Phase | None) -> None:
         assert spans[-1].end == pytest.approx(marks[-1].at - 100.0 if stamped else 0.9), (
             "when it failed, where that is known"
         )
-        assert [span.attributes.get(FAILED, False) for span in spans] == [False] * (len(spans) - 1) + [True]
+        assert [span.attributes.get(Name.FAILED, False) for span in spans] == [False] * (len(spans) - 1) + [True]
 
 
 def test_a_try_that_failed_early_is_not_when_the_other_was_given_up() -> None:

@@ -48,6 +48,7 @@ class Name(StrEnum):
     PEER_ADDRESS = "network.peer.address"
     TLS_PROTOCOL = "tls.protocol.name"
     TLS_VERSION = "tls.protocol.version"
+    TLS_RESUMED = "tls.resumed"
     ERROR_TYPE = "error.type"
     EXCEPTION_MESSAGE = "exception.message"
 
@@ -73,6 +74,7 @@ class Name(StrEnum):
     MIN_RTT = "ufwatch.network.min_rtt"
     LOOP_LAG = "ufwatch.loop_lag"
     CHUNKS = "ufwatch.chunks"
+    FAILED = "ufwatch.failed"
     FAILED_PHASE = "ufwatch.failed_phase"
     SYNTHESIZED = "ufwatch.synthesized"
     INCONSISTENT = "ufwatch.inconsistent"

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ufwatch.trace.conventions import Name
 from ufwatch.trace.model import Attempt, Phase, Span
 
-FAILED = "ufwatch.failed"
-RESUMED = "tls.resumed"
 Attributes = dict[str, str | int | float | bool]
 
 
@@ -93,7 +92,7 @@ def spans_of(marks: Sequence[Mark], ends: Ends) -> tuple[Span, ...]:
             end = marks[-1].at if stamped else ends.ended_at
         if start is None or end is None:
             return
-        attributes = {**(attributes or {}), **({FAILED: True} if failed else {})}
+        attributes = {**(attributes or {}), **({str(Name.FAILED): True} if failed else {})}
         spans.append(Span(phase, start - ends.wanted_at, max(start, end) - ends.wanted_at, attributes))
 
     add(Phase.DNS, at.get(Moment.DNS_START), at.get(Moment.DNS_END))
@@ -175,4 +174,4 @@ def _connection(marks: Sequence[Mark], peer: str) -> tuple[float | None, float |
 
 def _tls(marks: Sequence[Mark]) -> Attributes:
     ends = [mark.detail for mark in marks if mark.moment is Moment.TLS_END]
-    return {RESUMED: ends[-1] == "resumed"} if ends else {}
+    return {str(Name.TLS_RESUMED): ends[-1] == "resumed"} if ends else {}
