@@ -74,15 +74,15 @@ def test_the_table_keeps_cold_and_warm_apart() -> None:
 
 
 def test_the_verdict_in_words() -> None:
-    cold, warm = summary([COLD]), summary([WARM])
-    text = verdict_text(verdict(cold, 0.002), cold, kept=warm)
+    cold = summary([COLD])
+    text = verdict_text(verdict(cold, 0.002), cold)
     lines = text.splitlines()
     assert (
         lines[0]
         == "First token after 95.00 ms: tls_handshake 41.00 ms (43 %), dns 23.00 ms (24 %), prefill 12.00 ms (13 %)."
     )
     assert lines[1].startswith("tls_handshake 41.00 ms, should be at most 19.00 ms: no session is reused")
-    assert lines[-1] == "Over a kept connection the first token came 74.00 ms sooner."
+    assert lines[-1] == "A kept connection saves the 74.00 ms of connecting."
     assert "no verdict" in verdict_text(verdict(summary([failed()]), None), summary([failed()]))
 
 

@@ -30,7 +30,9 @@ _MOST_REQUESTS = 10_000
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--n", metavar="N", default="4", help="requests, half of them over new connections; default 4")
+    parser.add_argument(
+        "--n", metavar="N", default="4", help="requests, half over new connections, after one not counted; default 4"
+    )
     parser.add_argument("--model", metavar="NAME", help="default: the only one that the server's metrics name")
     parser.add_argument("--prompt", metavar="TEXT", help="default: a short one that is new each time, so never cached")
     parser.add_argument("--completions", action="store_true", help="ask /v1/completions instead of chat")
@@ -102,8 +104,7 @@ def _print(exchanges: list[Exchange], cold: Summary | None, warm: Summary | None
     print()
     print(failures(exchanges), end="")
     if good:
-        kept = warm if good[0] is cold and warm in good else None
-        print(verdict_text(found, good[0], kept=kept), end="")
+        print(verdict_text(found, good[0]), end="")
     for line in done.lines:
         print(line)
 

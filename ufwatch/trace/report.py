@@ -38,8 +38,7 @@ def report_html(exchanges: Sequence[Exchange], cold: Summary | None, warm: Summa
     )
     main = next((each for each in (cold, warm) if each is not None and each.requests > each.failed), None)
     if main is not None:
-        kept = warm if main is cold else None
-        parts.append(f"<pre>{escape(verdict_text(found, main, kept=kept))}</pre>")
+        parts.append(f"<pre>{escape(verdict_text(found, main))}</pre>")
     parts.append(f"<pre>{escape(failures(exchanges))}</pre>")
     for title, reused in (("A request over a new connection", False), ("A request over a kept connection", True)):
         of_kind = [each for each in exchanges if each.reused is reused]

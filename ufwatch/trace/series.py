@@ -24,9 +24,9 @@ WaitFor = Callable[[str, str, float], Awaitable[ServerSpan | None]]
 
 
 def connections(requests: int) -> tuple[bool, ...]:
-    """Which of so many requests get a connection of their own: half of them, the first over the kept one counted in."""
-    own = max(0, (requests + 1) // 2 - 1)
-    return (True,) * own + (False,) * (requests - own)
+    """Which of so many requests get a connection of their own: the first opens the one that is kept, and of the others
+    every second, in turn, so that a server that warms up does so for both kinds."""
+    return tuple(number > 0 and number % 2 == 0 for number in range(requests))
 
 
 @dataclass(slots=True)
@@ -50,8 +50,7 @@ class Metrics:
 
 def metrics_of(request: TraceRequest, fetcher: Fetcher) -> Metrics:
     """The page beside the address of a request."""
-    base = request.endpoint.removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
-    return Metrics(metrics_url(base), request.access, fetcher)
+    return Metrics(metrics_url(request.base_url), request.access, fetcher)
 
 
 async def run_series(
@@ -62,8 +61,13 @@ async def run_series(
     wait_for: WaitFor | None = None,
     after_each: Callable[[Exchange], None] = lambda _: None,
 ) -> list[Exchange]:
-    """The requests one after the other. With ``wait_for``, the server's spans are waited for when all are done."""
+    """The requests one after the other. With ``wait_for``, the server's spans are waited for when all are done.
+
+    Before several, one that is not counted: the first request of its shape can take a server seconds.
+    """
     found: list[Exchange] = []
+    if len(requests) > 1:
+        await tracer.traced(replace(requests[0], fresh_connection=True))
     before = await metrics.sums()
     for request in requests:
         exchange = await tracer.traced(request)

@@ -20,6 +20,7 @@ ORDER = (
     *(Phase.HEADERS.value, Phase.FIRST_TOKEN.value, "decode", Phase.STREAM.value, UNACCOUNTED),
 )
 """The layers from the name to the last token, as they are shown."""
+CONNECTING = (Phase.DNS.value, Phase.TCP.value, Phase.PROXY.value, Phase.TLS.value)
 AFTER_FIRST_TOKEN = ("decode", Phase.STREAM.value, UNACCOUNTED)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ufwatch.render.table import plain
 from ufwatch.trace.account import network
 from ufwatch.trace.model import Exchange, Phase, ServerSplit, SplitSource
-from ufwatch.trace.summary import Layer, Spread, Summary
+from ufwatch.trace.summary import CONNECTING, Layer, Spread, Summary
 from ufwatch.trace.verdict import Finding, Verdict
 
 _NAME_WIDTH, _NUMBER_WIDTH = 24, 11
@@ -152,7 +152,7 @@ def _spread(of: Spread | None) -> str:
     return milliseconds(of.median) if of.n == 1 else f"{milliseconds(of.median)} ({milliseconds(of.p90)})"
 
 
-def verdict_text(found: Verdict, summary: Summary, *, kept: Summary | None = None) -> str:
+def verdict_text(found: Verdict, summary: Summary) -> str:
     """The verdict in a few lines, ended by a newline."""
     if summary.first_token is None:
         return "No request brought a token, so there is no verdict on layers.\n"
@@ -164,10 +164,9 @@ def verdict_text(found: Verdict, summary: Summary, *, kept: Summary | None = Non
     lines += [_found(each) for each in found.findings]
     if not found.findings:
         lines.append("No layer is out of the ordinary.")
-    if kept is not None and kept.first_token is not None:
-        saved = summary.first_token.median - kept.first_token.median
-        if saved > 0.001:
-            lines.append(f"Over a kept connection the first token came {milliseconds(saved)} sooner.")
+    saved = sum(layer.spread.median for layer in summary.layers if layer.name in CONNECTING)
+    if saved > 0.001:
+        lines.append(f"A kept connection saves the {milliseconds(saved)} of connecting.")
     return "\n".join(lines) + "\n"
 
 
