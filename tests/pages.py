@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
 from ufwatch.config import TargetConfig
 from ufwatch.core.target import EngineTotals, Seen, TargetReport, TargetState, begin, step
 from ufwatch.decode.layout import Layouts, PageReader
@@ -22,6 +25,11 @@ def capture(name: str) -> bytes:
     """A recorded page, such as ``metrics-0.32.0-load`` or ``vllm-0.24.0-h200-idle``."""
     folder = GPU if "h200" in name else VLLM
     return (folder / f"{name}.prom").read_bytes()
+
+
+def openmetrics_families(page: str) -> list[Metric]:
+    """A page as prometheus_client reads it; ValueError where it is not OpenMetrics."""
+    return list(text_string_to_metric_families(page))  # type: ignore[no-untyped-call]
 
 
 class Feed:

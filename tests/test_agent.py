@@ -21,7 +21,7 @@ from ufwatch.agent import Agent, Attached
 from ufwatch.clock import Clock, ManualClock, SystemClock
 from ufwatch.config import Config, DiscoveryConfig, TargetConfig, WebConfig
 from ufwatch.errors import SourceError
-from ufwatch.model import UP, Sample
+from ufwatch.model import UP, Exemplars, Sample
 from ufwatch.pipeline import Page as PageOf
 from ufwatch.render.exposition import Page
 from ufwatch.sim.server import SimServer
@@ -131,8 +131,8 @@ async def test_a_target_that_hangs_delays_nobody() -> None:
 class Broken:
     """A sink that fails at everything."""
 
-    def publish(self, owner: str, samples: Iterable[Sample]) -> None:
-        raise RuntimeError(f"cannot take {owner} with {samples}")
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
+        raise RuntimeError(f"cannot take {owner} with {samples} and {exemplars}")
 
     def forget(self, owner: str) -> None:
         raise RuntimeError(f"cannot forget {owner}")

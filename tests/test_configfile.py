@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ufwatch import configfile
-from ufwatch.config import Config, HttpAccess, KvEventsConfig, TargetConfig
+from ufwatch.config import Config, HttpAccess, KvEventsConfig, ProbeConfig, TargetConfig
 from ufwatch.errors import ConfigError
 
 
@@ -110,8 +110,70 @@ def test_an_empty_list_of_cards_is_not_the_default() -> None:
     assert parse(target("gpus:")).targets[0].gpus is None
 
 
-def test_reserved_keys_may_be_empty() -> None:
+def test_keys_may_be_empty() -> None:
     assert parse("slos:\nprobes: []\notlp: {}\n") == Config()
+
+
+def test_a_probe_needs_no_more_than_its_target() -> None:
+    probe = parse("targets: [{name: a, url: 'http://a'}]\nprobes: [{target: a}]").probes
+    assert probe == (ProbeConfig(target="a"),)
+    assert probe[0].interval_seconds == 60
+    keys = "interval: 5s, operation: completions, prompt: Hi, max_tokens: 1, timeout: 1s, fresh_connection"
+    for written, fresh in (("alternate", None), ("true", True), ("no", False)):
+        (found,) = parse(f"targets: [{{name: b, url: 'http://b'}}]\nprobes: [{{target: b, {keys}: {written}}}]").probes
+        assert found == ProbeConfig(
+            target="b",
+            interval_seconds=5,
+            operation="completions",
+            prompt="Hi",
+            max_tokens=1,
+            timeout_seconds=1,
+            fresh_connection=fresh,
+        )
+
+
+def test_traces_may_be_sent_where_the_file_says() -> None:
+    assert parse("otlp: {endpoint: 'http://collector:4318'}").otlp_endpoint == "http://collector:4318"
+
+
+_ONE = "targets: [{name: a, url: 'http://a'}]\nprobes: [%s]"
+
+
+@pytest.mark.parametrize(
+    ("probe", "found"),
+    [
+        ("{}", "probes[0]: target is missing; write target: and the name of a target (line 2)"),
+        ("7", "probes[0]: 7 is not a mapping; write keys below it (line 2)"),
+        ("{target: b}", 'probes[0].target: "b" is the name of no target; known are a (line 2)'),
+        (
+            "{target: a}, {target: a}",
+            'probes[1].target: "a" is probed by probes[0] already; keep one of them (line 2)',
+        ),
+        (
+            "{target: a, interval: 4s}",
+            "probes[0].interval: 4 s is not from 5 to 86400 s; choose one in that range (line 2)",
+        ),
+        (
+            "{target: a, operation: embeddings}",
+            'probes[0].operation: "embeddings" is not known; choose from chat, completions (line 2)',
+        ),
+        (
+            "{target: a, fresh_connection: sometimes}",
+            'probes[0].fresh_connection: "sometimes" is not known; choose from true, false, alternate (line 2)',
+        ),
+        (
+            "{target: a, max_tokens: 0}",
+            "probes[0].max_tokens: 0 is not from 1 to 1024; choose one in that range (line 2)",
+        ),
+        (
+            "{target: a, timeout: 1h}",
+            "probes[0].timeout: 3600 s is not from 1 to 600 s; choose one in that range (line 2)",
+        ),
+        ("{target: a, intervall: 9s}", "probes[0].intervall: unknown key; did you mean interval? (line 2)"),
+    ],
+)
+def test_one_mistake_in_a_probe(probe: str, found: str) -> None:
+    assert mistakes(_ONE % probe) == [found]
 
 
 def test_aliases_are_followed() -> None:
@@ -210,7 +272,10 @@ def test_one_mistake_in_a_target(block: str, path: str, complaint: str) -> None:
         ("targets: [~]", "targets[0]: nothing is not a mapping; write keys below it (line 1)"),
         ("targets: [{name: a}]", "targets[0]: url is missing; write url: http://host:port (line 1)"),
         ("gpu: yes", 'gpu: "yes" is not a mapping; write keys below it (line 1)'),
-        ("probes: [{name: x}]", "probes: not available in this version; remove the key (line 1)"),
+        (
+            "probes: [{target: x}]",
+            'probes[0].target: "x" is the name of no target; there are none (line 1)',
+        ),
         ("slos: {ttft: 1}", "slos: a mapping is not a list; write it as […] (line 1)"),
         (
             'slos: ["ttft < 800ms, 100%"]',
@@ -249,7 +314,11 @@ def test_one_mistake_in_a_target(block: str, path: str, complaint: str) -> None:
             "slos[0].file: /etc/ufwatch/nowhere.yaml: cannot be read (No such file or directory); check the path and "
             "its permissions (line 1)",
         ),
-        ("otlp: collector:4317", "otlp: not available in this version; remove the key (line 1)"),
+        ("otlp: collector:4317", 'otlp: "collector:4317" is not a mapping; write keys below it (line 1)'),
+        (
+            "otlp: {endpoint: 'ftp://c'}",
+            'otlp.endpoint: scheme "ftp" is not http or https; write http://host:port (line 1)',
+        ),
         ("interval: 5s\ninterval: 6s", "interval: given twice, on lines 1 and 2; keep one"),
         ("gpu: {gpm: true, gpm: false}", "gpu.gpm: given twice, on lines 1 and 1; keep one"),
         ("interval: !!python/object:os.system 5", "interval: YAML tags are not used here; remove it (line 1)"),

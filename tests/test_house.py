@@ -23,6 +23,7 @@ FLOORS = (
         "document",
         "objectivefile",
         "configpairs",
+        "configprobes",
         "configfile",
         "precedence",
         "rules_lint",
@@ -32,7 +33,7 @@ FLOORS = (
         "statefile",
         "trace",
     ),
-    ("keeper", "slo", "history", "pipeline", "agent", "assemble", "web"),
+    ("keeper", "slo", "history", "pipeline", "probes", "agent", "assemble", "web"),
     ("cli", "__main__"),
 )
 PURE = {name for floor in FLOORS[:3] for name in floor}

@@ -11,9 +11,9 @@ import contextlib
 import logging
 import platform
 import resource
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ufwatch
 from ufwatch.catalogue import WINDOW_SECONDS
@@ -28,13 +28,17 @@ from ufwatch.decode.layout import Layouts
 from ufwatch.errors import UfwatchError
 from ufwatch.history.desk import History
 from ufwatch.metrics import WANTED_SAMPLES
-from ufwatch.model import Health, Reading, Reason, Sample
+from ufwatch.model import EngineState, Exemplars, Health, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
+from ufwatch.probes import Probes
 from ufwatch.render.readings import target_json
 from ufwatch.slo.book import Book
 from ufwatch.slo.desk import Desk
 from ufwatch.sources.discovery import Discovery
 from ufwatch.sources.health import PROBE_SECONDS, Probe
+
+if TYPE_CHECKING:
+    from ufwatch.trace.model import Exchange
 
 _LOG = logging.getLogger("ufwatch.agent")
 _DEADLINE_SHARE = 0.9
@@ -53,7 +57,7 @@ class Gpus(Protocol):
 class Sink(Protocol):
     """Where samples go, by owner; an owner's new samples replace all of its old ones."""
 
-    def publish(self, owner: str, samples: Iterable[Sample]) -> None: ...
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None: ...
 
     def forget(self, owner: str) -> None: ...
 
@@ -84,7 +88,8 @@ class Agent:
     """``attach`` makes a target's sources; ``gpus`` is None where no card is looked at.
 
     With ``follow`` False nothing runs by itself: the caller calls ``poll_gpus`` and ``cycle``. ``slo`` counts what the
-    objectives ask for, ``history`` what is usual for targets and cards; None where nobody does.
+    objectives ask for, ``history`` what is usual for targets and cards; None where nobody does. ``probes`` make
+    requests of our own; None where none are made, whatever the configuration says.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Agent:
         follow: bool = True,
         slo: Desk | None = None,
         history: History | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
@@ -108,7 +114,7 @@ class Agent:
         self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
         self._discovery = discovery
         self._window_seconds, self._follows = window_seconds, follow
-        self._slo, self._history = slo, history
+        self._slo, self._history, self._probes = slo, history, probes
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
@@ -125,6 +131,8 @@ class Agent:
     async def run(self) -> None:
         """Looks at everything, each on its own timer, until cancelled."""
         kept = [desk for desk in (self._slo, self._history) if desk is not None]
+        if self._probes is not None:
+            await self._probes.prepare(self.config.probes)
         for desk in kept:
             await desk.start()
         await self.find_targets()
@@ -146,14 +154,18 @@ class Agent:
         for desk in (self._slo, self._history):
             if desk is not None:
                 await desk.finish()
+        if self._probes is not None:
+            await self._probes.close(self)
         if self._gpus is not None:
             await self._gpus.close()
 
     async def reconfigure(self, config: Config, discovery: Discovery) -> None:
         """Takes a new, checked configuration: targets that did not change go on untouched, and so does the interval.
 
-        Raises UfwatchError, with everything as it was, when a target's sources cannot be made.
+        Raises UfwatchError, with everything as it was, when a target's sources, or what probes need, cannot be made.
         """
+        if self._probes is not None:
+            await self._probes.prepare(config.probes)
         async with self._finding:
             before = self.config, self._discovery
             self.config = replace(config, interval_seconds=self.config.interval_seconds)
@@ -181,6 +193,8 @@ class Agent:
         for name, attached in fresh.items():
             self._start_target(found[name], attached)
         self._map_cards()
+        if self._probes is not None:
+            await self._probes.settle(self.config.probes, found, self, self._began)
 
     def _start_target(self, config: TargetConfig, attached: Attached) -> None:
         book = self._slo.open(config.name) if self._slo is not None else None
@@ -209,15 +223,17 @@ class Agent:
             probing = self._probe(book, attached.health, first)
             tasks.append(asyncio.create_task(probing, name=f"health {config.name}"))
 
-    async def stop_targets(self, names: Iterable[str]) -> None:
-        """Ends these targets' tasks and takes their series off the page."""
-        for name in list(names):
+    async def stop_targets(self, names: Sequence[str]) -> None:
+        """Ends these targets' tasks, their probes', and takes their series off the page."""
+        if self._probes is not None:
+            await self._probes.stop(names, self)
+        for name in names:
             self.targets.pop(name, None)
             tasks = self._tasks.pop(name, [])
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._forget(f"target:{name}")
+            self.forget(f"target:{name}")
             if self._slo is not None:
                 self._slo.close(name)
             if self._history is not None:
@@ -241,7 +257,24 @@ class Agent:
         report = await target.cycle(self.deadline_seconds(), self._device_over(target.config.name))
         if self._history is not None:
             self._history.scraped(report, self._clock.monotonic())
-        self._publish(f"target:{target.config.name}", target.samples(self.sm_utilization(target.config.name)))
+        self.publish(f"target:{target.config.name}", target.samples(self.sm_utilization(target.config.name)))
+
+    def model_of(self, target: str) -> str | None:
+        """The model a target serves, empty where that is not known; None until it has been looked at once."""
+        report = self.targets[target].report if target in self.targets else None
+        return None if report is None else report.model_name
+
+    def asleep(self, target: str) -> bool:
+        """Whether the target is in sleep mode."""
+        report = self.targets[target].report if target in self.targets else None
+        return report is not None and report.state is EngineState.ASLEEP
+
+    def asked(self, target: str, exchange: Exchange) -> None:
+        """Lets the target's objectives count a request of our own, where its page does not."""
+        if self._slo is not None and target in self.targets:
+            from ufwatch.trace.probing import asked_of
+
+            self._slo.books[target].asked(asked_of(exchange))
 
     def deadline_seconds(self) -> float:
         """How long a source may take."""
@@ -266,7 +299,7 @@ class Agent:
                 await work()
             except Exception:
                 _LOG.exception("a round failed; this is a bug in ufwatch, please report it")
-                self._forget(owner)
+                self.forget(owner)
             due = next_due(due + interval_seconds, interval_seconds, self._clock.monotonic())
 
     async def poll_gpus(self) -> None:
@@ -288,7 +321,7 @@ class Agent:
         info = gpu_core.mapping_samples(self._mapping)
         drifts = self._history.polled(snapshot) if self._history is not None else ()
         life = life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())
-        self._publish("gpu", [*samples, *drifts, *info, *life])
+        self.publish("gpu", [*samples, *drifts, *info, *life])
 
     def _map_cards(self) -> None:
         cards = list(self._gpu_state.cards)  # those known, so that a failed poll does not undo the mapping
@@ -360,12 +393,17 @@ class Agent:
         for desk in (self._slo, self._history):
             if desk is not None:
                 samples += desk.samples()
-        self._publish("agent", samples)
+        if self._probes is not None:
+            samples += self._probes.samples()
+            self._probes.publish(self)
+        self.publish("agent", samples)
 
-    def _publish(self, owner: str, samples: Iterable[Sample]) -> None:
-        self._each_sink(owner, lambda sink: sink.publish(owner, samples))
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
+        """Gives every sink what ``owner`` shows from now on."""
+        self._each_sink(owner, lambda sink: sink.publish(owner, samples, exemplars))
 
-    def _forget(self, owner: str) -> None:
+    def forget(self, owner: str) -> None:
+        """Takes what ``owner`` shows from every sink."""
         self._each_sink(owner, lambda sink: sink.forget(owner))
 
     def _each_sink(self, owner: str, work: Callable[[Sink], None]) -> None:

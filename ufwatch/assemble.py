@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ufwatch.agent import Agent, Attach, Attached, Gpus, Sink
 from ufwatch.catalogue import WINDOW_SECONDS
@@ -12,6 +12,7 @@ from ufwatch.errors import ConfigError
 from ufwatch.history.desk import History
 from ufwatch.history.store import Store as HistoryStore
 from ufwatch.model import Health
+from ufwatch.probes import Kit, Probes
 from ufwatch.slo.desk import Desk
 from ufwatch.slo.store import Store
 from ufwatch.sources.discovery import Discovery
@@ -20,6 +21,7 @@ from ufwatch.sources.health import HealthSource
 from ufwatch.sources.scrape import ScrapeSource
 from ufwatch.sources.textfile import TextfileSource
 from ufwatch.sources.version import VersionSource
+from ufwatch.trace.endpoint import endpoint_from
 
 _DCGM_DEADLINE_SECONDS = 2.0
 
@@ -86,6 +88,19 @@ def history(config: Config, clock: Clock, fetcher: Fetcher) -> History:
     return History(clock=clock, identify=VersionSource(fetcher).identify, store=store)
 
 
+def probes(config: Config, clock: Clock, fetcher: Fetcher, env: Mapping[str, str], otlp: str | None = None) -> Probes:
+    """The probes that the configuration names, now or after a reload; their traces go where ``--otlp`` (``otlp``), the
+    environment or the configuration says."""
+
+    async def open_kit() -> Kit:
+        from ufwatch.trace.kit import open_kit
+
+        endpoint = endpoint_from(env, otlp, file=config.otlp_endpoint)
+        return await open_kit(env, clock=clock, fetcher=fetcher, endpoint=endpoint)
+
+    return Probes(open_kit, clock=clock, interval_seconds=config.interval_seconds)
+
+
 def _aside(clock: Clock) -> str:
     """How the name of a file ends that was found unsound now."""
     return f"corrupt-{int(clock.wall())}"
@@ -98,8 +113,10 @@ def agent(
     fetcher: Fetcher,
     sinks: Iterable[Sink],
     whole_run: bool = False,
+    probes: Probes | None = None,
 ) -> Agent:
-    """An agent over real sources. ``whole_run``: it looks only when told to, over everything since the first time."""
+    """An agent over real sources. ``whole_run``: it looks only when told to, over everything since the first time.
+    Without ``probes`` it makes no requests of its own, whatever the configuration says."""
     return Agent(
         config,
         attach=attach(fetcher, clock),
@@ -111,4 +128,5 @@ def agent(
         follow=not whole_run,
         slo=None if whole_run else desk(config, clock),
         history=None if whole_run else history(config, clock, fetcher),
+        probes=probes,
     )

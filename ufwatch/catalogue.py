@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ufwatch import families, gpu_metrics
 from ufwatch.formula import Formula, GeometricMean, Last, Minus, Rate, Ratio, StdDev, counters_of
 from ufwatch.model import Labels, Quality
-from ufwatch.spec import MetricSpec
+from ufwatch.spec import Kind, MetricSpec
 
 WINDOW_SECONDS = 60.0
 """What every rate, ratio and deviation speaks of: the last minute, or one interval if that is longer."""
@@ -224,6 +224,12 @@ FAMILIES: tuple[MetricSpec, ...] = (*families.SERVING_FAMILIES, *gpu_metrics.GPU
 """Every family the agent may export, in page order."""
 
 FAMILY = {spec.name: spec for spec in FAMILIES}
+
+SERIES = {name: labels for spec in FAMILIES for name, labels in spec.series.items()}
+"""The labels of everything that can be asked for, by name: a histogram's parts have names of their own."""
+
+COUNTED = frozenset(name for spec in FAMILIES if spec.kind is not Kind.GAUGE for name in spec.series)
+"""What of it only grows, so that a rate is asked of it."""
 
 
 def unknown_names() -> frozenset[str]:

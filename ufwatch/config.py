@@ -115,6 +115,23 @@ class WebConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig:
+    """A short streamed request to one target, again and again. It costs the server its tokens."""
+
+    target: str
+    """The name of the target that is asked; one probe for each."""
+    interval_seconds: float = 60.0
+    operation: str = "chat"
+    """``chat`` or ``completions``."""
+    prompt: str | None = field(default=None, repr=False)
+    """None: a short one that is new each time, so that no prefix of it is cached."""
+    max_tokens: int = 8
+    timeout_seconds: float = 30.0
+    fresh_connection: bool | None = None
+    """Whether each request gets a connection of its own; None: every other one does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A whole, checked configuration."""
 
@@ -126,3 +143,6 @@ class Config:
     slos: tuple[Objective, ...] = DEFAULT_OBJECTIVES
     state_dir: Path | None = None
     """Where error budgets and what was learned outlive the agent; None keeps them in memory alone."""
+    probes: tuple[ProbeConfig, ...] = ()
+    otlp_endpoint: str | None = None
+    """Where the probes' traces go, as ``--otlp`` takes it; the environment's variables win over it."""

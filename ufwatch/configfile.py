@@ -23,6 +23,7 @@ from ufwatch.config import (
     WebConfig,
 )
 from ufwatch.configpairs import check_together, ports
+from ufwatch.configprobes import otlp_endpoint, probes
 from ufwatch.configschema import Block, Report, converted, label, number, seconds, shown, text, truth, whole
 from ufwatch.core import objectives
 from ufwatch.errors import ConfigError
@@ -36,7 +37,6 @@ port = whole(0, 65535)
 _DAY = 86_400.0
 _MAX_RANKS = 256
 _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
-_RESERVED = ("probes", "otlp")
 
 
 def load(path: Path, *, exists: Exists = os.path.isfile) -> Config:
@@ -116,9 +116,9 @@ class _Reader:
             web=self._web(top.block("web")),
             slos=self._slos(top),
             state_dir=top.get("state_dir", self._files.path, None),
+            probes=probes(top, [target.name for _, target in placed]),
+            otlp_endpoint=otlp_endpoint(top.block("otlp")),
         )
-        for key in _RESERVED:
-            top.get(key, _nothing, None)
         top.close()
         return config
 
@@ -276,11 +276,6 @@ def _gpu_name(value: object) -> str:
     if isinstance(value, str) and (_GPU_UUID.fullmatch(value) or (value.isascii() and value.isdigit())):
         return value
     raise ValueError(f"{shown(value)} names no card; write its index, GPU-… or MIG-…")
-
-
-def _nothing(value: object) -> None:
-    if value not in ([], {}):
-        raise ValueError("not available in this version; remove the key")
 
 
 def _overlap(events: KvEventsConfig) -> bool:

@@ -202,7 +202,42 @@ SLO = (
     ),
 )
 
+PROBE = (
+    MetricSpec(
+        name="probe_ttft_seconds",
+        kind=Kind.HISTOGRAM,
+        labels=TARGET_LABELS,
+        help="Time to first token of requests ufwatch made: from the last byte sent to the first content.",
+    ),
+    MetricSpec(
+        name="probe_itl_seconds",
+        kind=Kind.HISTOGRAM,
+        labels=TARGET_LABELS,
+        help="Time between tokens of requests ufwatch made, where each was one token and arrived alone.",
+    ),
+    _gauge(
+        "probe_phase_seconds",
+        (*TARGET_LABELS, "phase"),
+        "Where the time of the last request ufwatch made went; all phases add up to it. Those it did not have, such as "
+        "connecting over a kept connection, are absent, and all are once it failed or is three intervals old.",
+    ),
+    _counter("probe_requests_total", TARGET_LABELS, "Requests ufwatch made to probe the target, failed ones included."),
+    _counter(
+        "probe_failures_total",
+        (*TARGET_LABELS, "phase"),
+        "Those that failed, by the phase they failed in; phase=prepare: before anything was sent.",
+    ),
+)
+
+OTLP = (
+    _counter("otlp_spans_exported_total", (), "Spans of ufwatch's own that a trace backend has taken."),
+    _counter(
+        "otlp_spans_dropped_total", ("reason",), "Spans of ufwatch's own that no trace backend has got, by reason."
+    ),
+)
+
 AGENT = (
+    *OTLP,
     _gauge(
         "signal_available",
         ("signal", "target", "source", "quality", "reason"),
@@ -239,4 +274,5 @@ SERVING_FAMILIES = (
     *STATE,
     *BREAKER,
     *SLO,
+    *PROBE,
 )

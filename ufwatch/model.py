@@ -169,6 +169,10 @@ class Exemplar(NamedTuple):
     unix_seconds: float | None = None
 
 
+Exemplars = Mapping[tuple[str, Labels], Exemplar]
+"""Exemplars by the series (metric without prefix, labels) of their buckets."""
+
+
 class Samples:
     """Samples as two lists, what does not change from scrape to scrape apart from what does.
 

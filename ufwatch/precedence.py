@@ -46,6 +46,7 @@ class Flags:
     no_gpu: bool = False
     no_gpm: bool = False
     state_dir: str | None = None
+    otlp: str | None = None
     log_level: str | None = None
     log_format: str | None = None
 
@@ -119,6 +120,8 @@ def from_sources(
         web=web,
         slos=config.slos,
         state_dir=state_dir or config.state_dir,
+        probes=config.probes,
+        otlp_endpoint=config.otlp_endpoint,
     )
 
 

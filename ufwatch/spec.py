@@ -35,3 +35,14 @@ class MetricSpec:
             raise ValueError(f"{self.name}: counters, and only counters, end in _total")
         if not self.help.endswith("."):
             raise ValueError(f"{self.name}: help is a sentence and ends in a full stop")
+
+    @property
+    def series(self) -> dict[str, tuple[str, ...]]:
+        """The names that its samples have, with their labels: a histogram's have three."""
+        if self.kind is not Kind.HISTOGRAM:
+            return {self.name: self.labels}
+        return {
+            f"{self.name}_bucket": ("le", *self.labels),
+            f"{self.name}_count": self.labels,
+            f"{self.name}_sum": self.labels,
+        }

@@ -15,6 +15,7 @@ def parser() -> Parser:
     options.add_target_options(built)
     options.add_serve_options(built)
     options.add_state_options(built)
+    options.add_probe_options(built)
     options.add_log_options(built)
     options.add_output_options(built)
     return built
@@ -33,7 +34,7 @@ def test_every_flag_arrives() -> None:
         *("--target", "http://a:1", "--target", "b=http://b:1", "--config", "c.yaml", "--json", "--interval", "5s"),
         *("--host", "::", "--port", "1", "--web.config.file", "w.yml", "--ca-file", "ca", "--insecure"),
         *("--api-key-file", "k", "--basic-auth-file", "b", "--model", "m", "--no-gpu", "--no-gpm"),
-        *("--state-dir", "s", "--log-level", "debug", "--log-format", "json"),
+        *("--state-dir", "s", "--otlp", "http://c:4318", "--log-level", "debug", "--log-format", "json"),
     )
     assert typed == Flags(
         targets=("http://a:1", "b=http://b:1"),
@@ -51,6 +52,7 @@ def test_every_flag_arrives() -> None:
         no_gpu=True,
         no_gpm=True,
         state_dir="s",
+        otlp="http://c:4318",
         log_level="debug",
         log_format="json",
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ufwatch.core.schedule import SLOTS, next_due, offset
+from ufwatch.core.schedule import SLOTS, between, next_due, offset
 
 
 @pytest.mark.parametrize("first", [0, 1, 77, 10_000])
@@ -36,3 +38,24 @@ def test_the_first_target_is_due_at_once_and_the_second_in_another_half() -> Non
 )
 def test_the_next_moment(now: float, due: float) -> None:
     assert next_due(100.0, 5.0, now) == pytest.approx(due)
+
+
+@given(
+    index=st.integers(0, 10_000),
+    moment=st.floats(0, 1e5),
+    interval=st.floats(0.05, 60),
+    began=st.floats(0, 1e6),
+)
+def test_what_lies_between_meets_no_scrape(index: int, moment: float, interval: float, began: float) -> None:
+    slot = interval / SLOTS
+    due = between(began + moment, began, interval)
+    assert -1e-6 <= due - (began + moment) <= slot + 1e-6
+    scrapes = began + offset(index, interval)
+    apart = (due - scrapes) / slot % 1.0
+    assert apart == pytest.approx(0.5, abs=1e-3), "half-way between two moments at which anything is scraped"
+
+
+def test_the_next_moment_between_is_one_later() -> None:
+    assert between(100.0, 100.0, 5.0) == 100.25
+    assert between(100.25, 100.0, 5.0) == 100.25
+    assert between(100.26, 100.0, 5.0) == 100.75

@@ -73,6 +73,10 @@ class Server:
                 await asyncio.sleep(0.5)
         raise RuntimeError(f"vLLM did not start; see {self.log}")
 
+    def scrapes(self) -> int:
+        """How often its metrics were asked for, by its own log."""
+        return self.log.read_bytes().count(b'"GET /metrics')
+
     def engine_pids(self) -> list[int]:
         """The engine-core processes, by the title vLLM gives them, among our session only."""
         assert self._process is not None

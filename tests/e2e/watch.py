@@ -17,7 +17,7 @@ from typing import Any
 
 from ufwatch import assemble, catalogue, configfile
 from ufwatch.clock import SystemClock
-from ufwatch.model import Sample
+from ufwatch.model import Exemplars, Sample
 from ufwatch.render.exposition import Page
 from ufwatch.sources.fetch import Fetcher
 from ufwatch.sources.kv_events import KvEventsSource
@@ -146,9 +146,9 @@ class Watch:
     def source_up(self, source: str) -> bool:
         return self.agent.targets[TARGET].lives[source].health.up
 
-    def publish(self, owner: str, samples: Iterable[Sample]) -> None:
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
         shown = tuple(samples)
-        self._page.put(owner, shown)
+        self._page.put(owner, shown, exemplars)
         self._page.text()
         if owner == f"target:{TARGET}":
             (target,) = self.agent.readings()["targets"]

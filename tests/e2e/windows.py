@@ -49,8 +49,10 @@ async def measured(scenario: Scenario, server: Server, work: Path, checks: Check
         _idle(checks, idle, sorted(truth.plugin_sums(server.truth)))
         raw_before, sums_before = await truth.page(server.url), truth.plugin_sums(server.truth)
         removed_before, begun = await blocks_removed(scenario.ranks), time.monotonic()
+        scrapes = server.scrapes()
         command = asyncio.create_task(once(agent_config(server, ranks=0), work, ONCE_SAMPLES))
-        await asyncio.sleep(2.5)  # it looks for the first time while the server is idle
+        while server.scrapes() == scrapes and not command.done():
+            await asyncio.sleep(0.1)  # its first look is at an idle server
         loading = asyncio.create_task(drive(server.url, scenario.load))
         await watch.look_until(loading)
         used = loading.result()

@@ -81,12 +81,13 @@ def test_the_annotated_configuration_is_valid_and_shows_every_key() -> None:
     assert config.web.port == DEFAULT_PORT
     # An unknown key's message lists all that are known, which is the one place that has them all.
     wrong = "zzzz: 1\ntargets: [{url: 'http://a', zzzz: 1, kv_events: {bind: 'tcp://*:1', zzzz: 1}}]\n" + "".join(
-        f"{block}: {{zzzz: 1}}\n" for block in ("discovery", "gpu", "web")
+        f"{block}: {{zzzz: 1}}\n" for block in ("discovery", "gpu", "web", "otlp")
     )
+    wrong += "probes: [{target: x, zzzz: 1}]\n"
     with pytest.raises(ConfigError) as caught:
         parse_config(wrong)
-    known = {key for mistake in caught.value.mistakes for key in keys_named(mistake)}
-    assert {"targets", "bind", "expected_miss", "gpm"} <= known
+    known = {key for mistake in caught.value.mistakes if "zzzz" in mistake for key in keys_named(mistake)}
+    assert {"targets", "bind", "expected_miss", "gpm", "max_tokens", "endpoint"} <= known
     shown = set(re.findall(r"^[\s#-]*([a-z_]+):", text, re.MULTILINE))
     assert known - shown == set()
 

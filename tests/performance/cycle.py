@@ -30,7 +30,7 @@ from ufwatch import assemble, catalogue
 from ufwatch.cli.run import spare_the_collector
 from ufwatch.clock import SystemClock
 from ufwatch.config import Config, GpuConfig, TargetConfig
-from ufwatch.model import Sample
+from ufwatch.model import Exemplars, Sample
 from ufwatch.render.exposition import Page
 from ufwatch.sources.fetch import Fetcher
 
@@ -60,13 +60,13 @@ class Sink:
         self.scrapes = self.skipped = 0
         self._last: dict[str, float] = {}
 
-    def publish(self, owner: str, samples: Iterable[Sample]) -> None:
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
         if owner.startswith("target:"):
             now = time.monotonic()
             self.scrapes += 1
             self.skipped += max(0, round(now - self._last.get(owner, now)) - 1)
             self._last[owner] = now
-        self.page.put(owner, list(samples))
+        self.page.put(owner, list(samples), exemplars)
 
     def forget(self, owner: str) -> None:
         self.page.drop(owner)

@@ -18,7 +18,13 @@ from typing import Any
 from ufwatch.render.board import BoardSettings
 from ufwatch.render.boards import files
 
-_KINDS = {"timeseries": "timeseries", "stat": "stat", "state-timeline": "statetimeline", "table": "table"}
+_KINDS = {
+    "timeseries": "timeseries",
+    "stat": "stat",
+    "state-timeline": "statetimeline",
+    "table": "table",
+    "heatmap": "heatmap",
+}
 _WITHOUT_FIELDS = ("stat",)
 """Kinds that publish no type for ``fieldConfig.defaults.custom``."""
 _HEAD = """\

@@ -19,7 +19,7 @@ from grafanalib import _gen as grafanalib_generator
 from tests.e2e.boards_live import filled
 from tests.render.grafana_types import complaints
 from tests.tools import require_tool
-from ufwatch import catalogue, families
+from ufwatch import catalogue
 from ufwatch.render.board import COLUMNS, Board, BoardSettings, Panel, PanelKind, Query, Row, places
 from ufwatch.render.board_lint import MAX_BYTES
 from ufwatch.render.board_query import unit_of
@@ -75,7 +75,7 @@ def test_every_family_is_on_a_board() -> None:
         "prefill_seconds_total": "part of the ratio by time",
         "decode_seconds_total": "part of the ratio by time",
     }
-    assert {spec.name for spec in catalogue.FAMILIES} - shown == left_out.keys()
+    assert {spec.name for spec in catalogue.FAMILIES if not shown & spec.series.keys()} == left_out.keys()
 
 
 def test_every_query_can_be_read_by_prometheus(tmp_path: Path) -> None:
@@ -239,12 +239,28 @@ def test_settings_are_in_the_files_and_named_in_them() -> None:
     assert _panel("overview", "Alerts firing")["links"] == []
 
 
-def test_a_query_may_ask_for_exemplars_once_there_are_histograms() -> None:
-    # Traces hang on the probe's histograms, which no agent exports yet; the families of today have no exemplars.
-    assert {one.kind for one in families.SERVING_FAMILIES} <= {Kind.COUNTER, Kind.GAUGE}
-    assert not [one for one in families.SERVING_FAMILIES if one.name.startswith("probe_")]
-    assert not any(query.exemplar for _, _, query in _queries())
-    assert {t["exemplar"] for d in _documents().values() for p in d["panels"] for t in p.get("targets", [])} == {False}
+def test_only_histograms_are_asked_for_exemplars_and_drawn_as_buckets() -> None:
+    histograms = {f"{PREFIX}{one.name}_bucket" for one in catalogue.FAMILIES if one.kind is Kind.HISTOGRAM}
+    asked = {s.name for _, _, query in _queries() if query.exemplar for s in scan(query.expr).selectors}
+    assert asked == histograms == {f"{PREFIX}probe_ttft_seconds_bucket", f"{PREFIX}probe_itl_seconds_bucket"}
+    for panel in (p for document in _documents().values() for p in document["panels"] if p["type"] == "heatmap"):
+        (target,) = panel["targets"]
+        assert (target["format"], target["exemplar"], target["range"]) == ("heatmap", True, True)
+        assert target["legendFormat"] == "{{le}}"
+        assert panel["options"]["calculate"] is False
+        assert panel["options"]["yAxis"]["unit"] == "s"
+
+
+def test_the_phases_of_a_probe_are_parts_of_a_whole() -> None:
+    stacked = _panel("streaming", "Where the time of a probe goes")["fieldConfig"]["defaults"]["custom"]
+    assert stacked["stacking"] == {"group": "A", "mode": "normal"}
+    assert "stacking" not in _panel("streaming", "Token jitter")["fieldConfig"]["defaults"]["custom"]
+
+
+def test_what_needs_probes_says_so() -> None:
+    for board, panel, query in _queries():
+        if "probe_" in query.expr or "otlp_" in query.expr:
+            assert query.optional, f"{board.name}: {panel.title}"
 
 
 def test_panels_fill_their_lines_without_overlap() -> None:

@@ -26,7 +26,9 @@ from tests.trace.servers import (
     tracing,
 )
 from tests.trace.streams import DONE, ROLE, chunk, usage, words
+from tests.trace.test_split_live import ALONE
 from ufwatch.config import HttpAccess
+from ufwatch.sim.server import SimServer
 from ufwatch.trace.client import Tracer
 from ufwatch.trace.model import Exchange, Phase, SplitSource, Usage
 from ufwatch.trace.recorder import current
@@ -188,6 +190,8 @@ async def test_what_goes_over_the_wire(tmp_path: Path) -> None:
     head, second = (h.decode() for h in server.heads)
     assert head.startswith("POST /v1/chat/completions HTTP/1.1")
     assert f"traceparent: 00-{'ab' * 16}-{'cd' * 8}-01\r\n" in head
+    quiet = TraceRequest(url="http://a", model="m", sampled=False)
+    assert quiet.headers(Ids("ab" * 16, "cd" * 8, "r"))["traceparent"].endswith("-00")
     assert "X-Request-Id: req-1\r\n" in head
     assert "Authorization: Bearer sk-1\r\n" in head
     assert f"Host: 127.0.0.1:{server.port}\r\n" in head
@@ -391,3 +395,25 @@ def test_addresses(url: str, endpoint: str) -> None:
 def test_requests_that_are_none(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         TraceRequest(**{"url": "http://a", "model": "m", **fields})  # type: ignore[arg-type]
+
+
+@looped
+async def test_a_connection_that_was_opened_before_is_used() -> None:
+    async with SimServer(ALONE) as server, tracing() as tracer:
+        asked = request(server.url, model=ALONE.model_name, max_tokens=2, continuous_usage=True)
+        await tracer.open(asked)
+        assert server.live == 0
+        found = await tracer.traced(asked)
+    assert found.failure is None
+    assert found.reused
+    assert Phase.TCP not in phases(found)
+    assert [chunk.tokens for chunk in found.chunks] == [1, 1]
+
+
+@looped
+async def test_what_fails_while_opening_shows_in_the_request() -> None:
+    async with tracing() as tracer:
+        for url in ("http://127.0.0.1:9", "http://no-such-name.invalid"):
+            await tracer.open(request(url))
+            assert (await tracer.traced(request(url))).failure is not None
+        await tracer.open(request("https://127.0.0.1:9", access=HttpAccess(ca_file=Path("/nonexistent"))))

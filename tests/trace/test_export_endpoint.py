@@ -24,6 +24,23 @@ def named(flag: str | None = None, **environ: str) -> Endpoint:
     return found
 
 
+def test_the_configurations_endpoint_gives_way_to_variables_and_flag() -> None:
+    file = "http://file.test:4318"
+    assert endpoint_from({}) is None
+    for environ, flag, target in (
+        ({}, None, "http://file.test:4318/v1/traces"),
+        ({BASE: "http://base.test:4318"}, None, "http://base.test:4318/v1/traces"),
+        ({OWN: "http://own.test/x"}, None, "http://own.test/x"),
+        ({OWN: "http://own.test/x"}, "http://flag.test:4318", "http://flag.test:4318/v1/traces"),
+    ):
+        found = endpoint_from(environ, flag, file=file)
+        assert found is not None
+        assert found.target == target
+    assert endpoint_from({"OTEL_SDK_DISABLED": "true"}, file=file) is None
+    with pytest.raises(ConfigError, match=r"^otlp.endpoint: "):
+        endpoint_from({}, file="ftp://c")
+
+
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_the_endpoint_matrix(case: dict[str, dict[str, str | bool | None]]) -> None:
     environ = {name: str(value) for name, value in case["env"].items()}

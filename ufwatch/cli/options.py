@@ -16,6 +16,7 @@ __all__ = [
     "Parser",
     "add_log_options",
     "add_output_options",
+    "add_probe_options",
     "add_serve_options",
     "add_state_options",
     "add_target_options",
@@ -98,6 +99,16 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_probe_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what says where the traces of probes go."""
+    group = parser.add_argument_group("probes")
+    group.add_argument(
+        "--otlp",
+        metavar="ENDPOINT",
+        help="send the traces of the probes in the configuration there (OTEL_EXPORTER_OTLP_ENDPOINT)",
+    )
+
+
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Adds what says how a result is printed."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -115,6 +126,7 @@ def flags(namespace: argparse.Namespace) -> Flags:
         port=typed.get("port"),
         web_config_file=typed.get("web_config_file"),
         state_dir=typed.get("state_dir"),
+        otlp=typed.get("otlp"),
         ca_file=typed.get("ca_file"),
         insecure=bool(typed.get("insecure")),
         api_key_file=typed.get("api_key_file"),

@@ -15,7 +15,14 @@ import ufwatch
 from ufwatch import assemble, catalogue
 from ufwatch.agent import Agent
 from ufwatch.cli.logs import setup_logging
-from ufwatch.cli.options import add_log_options, add_serve_options, add_state_options, add_target_options, flags
+from ufwatch.cli.options import (
+    add_log_options,
+    add_probe_options,
+    add_serve_options,
+    add_state_options,
+    add_target_options,
+    flags,
+)
 from ufwatch.clock import SystemClock
 from ufwatch.config import Config
 from ufwatch.errors import UfwatchError
@@ -24,6 +31,7 @@ from ufwatch.render.exposition import Page
 from ufwatch.sinks.prometheus import PrometheusSink
 from ufwatch.sources.discovery import Discovery
 from ufwatch.sources.fetch import Fetcher
+from ufwatch.trace.endpoint import endpoint_from
 from ufwatch.web import toolkit
 from ufwatch.web.app import build_app
 from ufwatch.web.server import serve
@@ -37,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_serve_options(parser)
     add_log_options(parser)
     add_state_options(parser)
+    add_probe_options(parser)
     parser.add_argument("--check-config", action="store_true", help="check the configuration, say so and end")
 
 
@@ -46,6 +55,9 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     logs = log_settings(env, given)
     config = settle(env, given)
     assemble.require_targets(config)
+    if config.probes or given.otlp is not None:
+        # Made when the first probe is; a mistake in it is told before anything is served.
+        endpoint_from(env, given.otlp, file=config.otlp_endpoint)
     if args.check_config:
         if config.web.config_file is not None:
             toolkit.load(config.web.config_file)
@@ -111,7 +123,8 @@ async def _serve(config: Config, env: Mapping[str, str], given: Flags) -> int:
     clock = SystemClock()
     fetcher = Fetcher(env, clock=clock)
     sink = PrometheusSink(Page(catalogue.FAMILIES))
-    agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,))
+    probes = assemble.probes(config, clock, fetcher, env, given.otlp)
+    agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,), probes=probes)
     reload_asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
     server = None
@@ -162,7 +175,7 @@ async def _reload_when_asked(agent: Agent, env: Mapping[str, str], given: Flags,
             continue
         if _settled_once(config) != _settled_once(before):
             _LOG.warning(
-                "interval, web, gpu, dcgm, slos, state_dir and discovery.refresh are read at the start only; "
+                "interval, web, gpu, dcgm, slos, state_dir, otlp and discovery.refresh are read at the start only; "
                 "restart for them"
             )
         agent.reload_succeeded = True
@@ -179,4 +192,5 @@ def _settled_once(config: Config) -> tuple[object, ...]:
         exporters,
         config.slos,
         config.state_dir,
+        config.otlp_endpoint,
     )

@@ -246,3 +246,31 @@ def probed(status: int | None, ours: bool, state: EngineState | None) -> Tally:
         return Tally(unknown=1.0)
     bad = float(status != 200 or state in (EngineState.STALLED, EngineState.DOWN))
     return Tally(1.0, bad, bad)
+
+
+class Asked(NamedTuple):
+    """One request of our own: its seconds by metric, and whether it failed. ``ours``: the failure says nothing of how
+    the server serves."""
+
+    seconds: Mapping[str, float]
+    failed: bool = False
+    ours: bool = False
+
+
+ASKED = ("ttft", "tpot", "e2e")
+"""Metrics of objectives that a request of our own can be judged by."""
+
+
+def asked(request: Asked, objective: Objective, state: EngineState | None) -> Tally:
+    """The verdict of one request of our own, by the very limit; no event where it does not have what is asked for.
+
+    One that failed is bad for ``ttft``, unless that had come, and for ``e2e``. Unknown while the server is starting.
+    """
+    if request.ours or state is EngineState.STARTING:
+        return Tally(unknown=1.0)
+    seconds, limit = request.seconds.get(objective.metric), objective.threshold_seconds
+    if seconds is None or limit is None:
+        bad = float(request.failed and objective.metric in ("ttft", "e2e"))
+        return Tally(bad, bad, bad)
+    bad = float(seconds > limit)
+    return Tally(1.0, bad, bad)

@@ -31,3 +31,13 @@ def next_due(first_seconds: float, interval_seconds: float, now_seconds: float) 
     """
     missed = (now_seconds - first_seconds) / interval_seconds
     return first_seconds + max(0, ceil(missed - 1 / SLOTS)) * interval_seconds
+
+
+def between(moment_seconds: float, began_seconds: float, interval_seconds: float) -> float:
+    """The first time from ``moment_seconds`` on that lies half-way between two moments at which targets are due.
+
+    ``began_seconds`` and ``interval_seconds`` are those of the targets' grid. What is done then, such as a request of
+    our own, neither waits behind a scrape nor holds one up.
+    """
+    slot = interval_seconds / SLOTS
+    return began_seconds + (ceil((moment_seconds - began_seconds) / slot - 0.5) + 0.5) * slot

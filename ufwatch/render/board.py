@@ -45,6 +45,7 @@ class PanelKind(StrEnum):
     NUMBER = "stat"
     STATES = "state-timeline"
     TABLE = "table"
+    HEATMAP = "heatmap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class Panel:
     ``between`` names the two series (lower, upper) the truth lies between. ``dashed`` are series that are limits and
     not measurements. ``columns`` are the labels a table shows, in order; ``words`` name the states of numbers.
     ``sort`` is the column a table begins with the smallest of. ``shaded`` fills the room on the bad side of a limit;
-    not where being there is no fault by itself.
+    not where being there is no fault by itself. ``stacked`` lays lines on one another: parts of a whole.
     """
 
     title: str
@@ -124,6 +125,7 @@ class Panel:
     between: tuple[str, str] | None = None
     dashed: tuple[str, ...] = ()
     shaded: bool = True
+    stacked: bool = False
     columns: tuple[str, ...] = ()
     sort: str = ""
     words: tuple[Word, ...] = ()

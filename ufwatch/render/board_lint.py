@@ -166,7 +166,7 @@ def _target(target: Mapping[str, Any], fixed: bool) -> Iterator[tuple[str, str]]
 def _counting(selector: Selector) -> Iterator[tuple[str, str]]:
     """Counters are counted, gauges are not, and two sources of one signal are never added."""
     counted = bool(selector.window and selector.inside) and selector.inside[-1] in _COUNTING
-    if selector.name.endswith("_total") != counted:
+    if (selector.name.removeprefix(PREFIX) in catalogue.COUNTED) != counted:
         how = "is not inside" if not counted else "is no counter but inside"
         yield "target-counter-agg-rule", f"{selector.name} {how} rate, irate or increase"
     if "source" in _labels(selector.name) and selector.name.removeprefix(PREFIX) not in _OF_THE_AGENT:
@@ -176,7 +176,7 @@ def _counting(selector: Selector) -> Iterator[tuple[str, str]]:
 
 
 def _names(selector: Selector) -> Iterator[str]:
-    if selector.name not in FOREIGN and selector.name.removeprefix(PREFIX) not in catalogue.FAMILY:
+    if selector.name not in FOREIGN and selector.name.removeprefix(PREFIX) not in catalogue.SERIES:
         yield f"{selector.name} is exported by nobody"
         return
     allowed = {*SCRAPED, *_labels(selector.name)}
@@ -188,8 +188,7 @@ def _names(selector: Selector) -> Iterator[str]:
 def _labels(name: str) -> tuple[str, ...]:
     if name in FOREIGN:
         return FOREIGN[name]
-    spec = catalogue.FAMILY.get(name.removeprefix(PREFIX))
-    return spec.labels if spec is not None else ()
+    return catalogue.SERIES.get(name.removeprefix(PREFIX), ())
 
 
 def _legend_labels(legend: str) -> Iterator[str]:

@@ -43,8 +43,8 @@ def unit_of(name: str) -> str:
 
 
 def select(name: str, *where: str, **equal: str) -> str:
-    """A selector of the family of that name, narrowed by the board's variables, by ``where`` and by equal labels."""
-    labels = catalogue.FAMILY[name].labels
+    """A selector of the series of that name, narrowed by the board's variables, by ``where`` and by equal labels."""
+    labels = catalogue.SERIES[name]
     matchers = [f'{label}=~"${label}"' for label in SCRAPED]
     matchers += [f'{label}=~"${variable}"' for label, variable in _VARIABLES.items() if label in labels]
     matchers += [*where, *(f'{label}="{value}"' for label, value in equal.items())]
@@ -58,7 +58,7 @@ def select_with_own(name: str) -> str:
 
 def labels_of(name: str, *without: str) -> tuple[str, ...]:
     """What tells the series of a family apart once the source is left aside, and ``without``."""
-    return (*SCRAPED, *(one for one in catalogue.FAMILY[name].labels if one != "source" and one not in without))
+    return (*SCRAPED, *(one for one in catalogue.SERIES[name] if one != "source" and one not in without))
 
 
 def by(labels: tuple[str, ...]) -> str:

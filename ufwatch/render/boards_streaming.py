@@ -7,6 +7,7 @@ from ufwatch.config import DEFAULT_OBJECTIVES
 from ufwatch.render.board import BAD, CLEAR, GOOD, WARN, WORST, Board, BoardSettings, Panel, Query, Row, Step
 from ufwatch.render.board_parts import alerts_firing, believable, following, variables
 from ufwatch.render.board_query import ON_ENGINE, best, rate, select
+from ufwatch.render.boards_probes import what_probes_see
 
 LOWER, UPPER = "worst, at least", "worst, at most"
 
@@ -36,6 +37,7 @@ def streaming(settings: BoardSettings) -> Board:
                 ),
             ),
             Row("Prefill against decode", _phases(settings)),
+            what_probes_see(),
             believable(settings),
         ),
         variables=variables(settings),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress, count
 from operator import itemgetter, ne
 
-from ufwatch.model import Exemplar, Labels, Sample, Samples
+from ufwatch.model import Exemplars, Labels, Sample, Samples
 from ufwatch.render.lines import Family, exemplar_text, value_text, value_texts
 from ufwatch.spec import MetricSpec
 
@@ -57,7 +57,7 @@ class _Owner:
     lines: list[tuple[int, str] | None] = field(default_factory=list)
     """Family order and prefix of each sample; None for one that cannot stand on the page."""
     refused: Counter[Drop] = field(default_factory=Counter)
-    exemplars: Mapping[tuple[str, Labels], Exemplar] = field(default_factory=dict)
+    exemplars: Exemplars = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -119,9 +119,7 @@ class Page:
         """All samples left out since the start."""
         return self.dropped.total()
 
-    def put(
-        self, owner: str, samples: Iterable[Sample], exemplars: Mapping[tuple[str, Labels], Exemplar] | None = None
-    ) -> None:
+    def put(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
         """Replaces all that ``owner`` shows. Never raises for what a sample holds: bad ones are dropped and counted.
 
         ``exemplars`` are those of its buckets; only OpenMetrics has room for them.

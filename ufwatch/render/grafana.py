@@ -22,6 +22,7 @@ TAG = "ufwatch"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _DEAD = frozenset(("cacheTimeout", "editable", "error", "height", "span", "minSpan", "hideTimeOverride"))
 """Keys of grafanalib's panels that no Grafana with ``fieldConfig`` knows."""
+_FORMATS = {PanelKind.TABLE: "table", PanelKind.HEATMAP: "heatmap"}
 
 
 class PromTarget(grafana.Target):
@@ -36,7 +37,7 @@ class PromTarget(grafana.Target):
             legendFormat=query.legend or "__auto",
             refId=ref,
             instant=kind in (PanelKind.TABLE, PanelKind.NUMBER),
-            format="table" if kind is PanelKind.TABLE else "time_series",
+            format=_FORMATS.get(kind, "time_series"),
         )
         self.exemplar = query.exemplar
 

@@ -80,16 +80,47 @@ def _table_options(panel: Panel) -> dict[str, object]:
     return {"cellHeight": "sm", "frameIndex": 0, "showHeader": True, "sortBy": order}
 
 
+def _heatmap_options(panel: Panel) -> dict[str, object]:
+    """Buckets as they come, with their exemplars on top."""
+    return {
+        "calculate": False,
+        "cellGap": 1,
+        "cellValues": {"unit": "none"},
+        "color": {
+            "exponent": 0.5,
+            "fill": "dark-orange",
+            "mode": "scheme",
+            "reverse": False,
+            "scale": "exponential",
+            "scheme": "Oranges",
+            "steps": 64,
+        },
+        "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "auto"},
+        "showValue": "never",
+        "tooltip": {"mode": "single", "yHistogram": False},
+        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": panel.unit},
+    }
+
+
+def _heatmap_custom(_: Panel) -> dict[str, object]:
+    hide = {"legend": False, "tooltip": False, "viz": False}
+    return {"hideFrom": hide, "scaleDistribution": {"type": "linear"}}
+
+
 def _lines_custom(panel: Panel) -> dict[str, object]:
     limited = len(panel.steps) > 1
     style = "dashed+area" if panel.shaded else "dashed"
+    stack = {"stacking": {"group": "A", "mode": "normal"}} if panel.stacked else {}
     return {
         "axisBorderShow": False,
         "axisCenteredZero": False,
         "axisLabel": "",
         "axisPlacement": "auto",
         "drawStyle": "line",
-        "fillOpacity": 0,
+        "fillOpacity": 40 if panel.stacked else 0,
         "gradientMode": "none",
         "hideFrom": {"legend": False, "tooltip": False, "viz": False},
         "insertNulls": False,
@@ -99,6 +130,7 @@ def _lines_custom(panel: Panel) -> dict[str, object]:
         "showPoints": "auto",
         "spanNulls": False,
         "thresholdsStyle": {"mode": style if limited else "off"},
+        **stack,
     }
 
 
@@ -116,12 +148,14 @@ _OPTIONS = {
     PanelKind.NUMBER: _number_options,
     PanelKind.STATES: _states_options,
     PanelKind.TABLE: _table_options,
+    PanelKind.HEATMAP: _heatmap_options,
 }
 _CUSTOM = {
     PanelKind.LINES: _lines_custom,
     PanelKind.NUMBER: lambda _: {},
     PanelKind.STATES: _states_custom,
     PanelKind.TABLE: _table_custom,
+    PanelKind.HEATMAP: _heatmap_custom,
 }
 
 

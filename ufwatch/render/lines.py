@@ -85,13 +85,7 @@ class Family:
     def all_of(cls, order: int, spec: MetricSpec) -> dict[str, Family]:
         """What samples of a family may be called, without the prefix: a histogram's have names of their own."""
         family = cls.of(order, spec)
-        if spec.kind is not Kind.HISTOGRAM:
-            return {spec.name: family}
-        return {
-            f"{spec.name}_bucket": replace(family, name=f"{family.name}_bucket", labels=("le", *family.labels)),
-            f"{spec.name}_count": replace(family, name=f"{family.name}_count"),
-            f"{spec.name}_sum": replace(family, name=f"{family.name}_sum"),
-        }
+        return {name: replace(family, name=PREFIX + name, labels=labels) for name, labels in spec.series.items()}
 
     @classmethod
     def of(cls, order: int, spec: MetricSpec) -> Family:

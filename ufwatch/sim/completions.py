@@ -27,6 +27,8 @@ class Ask:
     max_tokens: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Usage in every event and not at the end alone."""
 
 
 def read_ask(body: bytes, *, chat: bool, model: str) -> Ask:
@@ -37,7 +39,7 @@ def read_ask(body: bytes, *, chat: bool, model: str) -> Ask:
         raise InvalidRequestError("the body is not JSON") from error
     if not isinstance(data, dict):
         raise InvalidRequestError("the body is not a JSON object")
-    if data.get("model") not in (None, model):
+    if data.get("model") not in (None, "", model):
         raise InvalidRequestError(f"The model `{data['model']}` does not exist.", 404)
     limit = data.get("max_completion_tokens") or data.get("max_tokens") or _DEFAULT_MAX_TOKENS[chat]
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -49,6 +51,7 @@ def read_ask(body: bytes, *, chat: bool, model: str) -> Ask:
         max_tokens=limit,
         stream=data.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        continuous_usage=isinstance(options, dict) and options.get("continuous_usage_stats") is True,
     )
 
 
@@ -85,9 +88,10 @@ class Reply:
         text = "".join(f" w{number}" for number in range(self._sent, self._sent + count))
         events = []
         if self._ask.chat and not self._sent:
-            events.append(self._event([self._choice({"role": "assistant", "content": ""}, None)]))
+            events.append(self._event([self._choice({"role": "assistant", "content": ""}, None)], self._running()))
         self._sent += count
-        events.append(self._event([self._choice({"content": text} if self._ask.chat else text, finish_reason)]))
+        content = {"content": text} if self._ask.chat else text
+        events.append(self._event([self._choice(content, finish_reason)], self._running()))
         return events
 
     def end(self) -> list[bytes]:
@@ -115,6 +119,9 @@ class Reply:
         if usage is not None:
             value["usage"] = usage
         return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+    def _running(self) -> dict[str, int] | None:
+        return self._usage() if self._ask.include_usage and self._ask.continuous_usage else None
 
     def _usage(self) -> dict[str, int]:
         prompt = len(self._ask.words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ufwatch.model import Sample
+from ufwatch.model import Exemplars, Sample
 from ufwatch.render.exposition import Page
 from ufwatch.sinks.negotiation import CONTENT_TYPES, negotiate
 
@@ -15,9 +15,9 @@ class PrometheusSink:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def publish(self, owner: str, samples: Iterable[Sample]) -> None:
+    def publish(self, owner: str, samples: Iterable[Sample], exemplars: Exemplars | None = None) -> None:
         """Replaces everything this owner has on the page."""
-        self._page.put(owner, samples)
+        self._page.put(owner, samples, exemplars)
 
     def forget(self, owner: str) -> None:
         """Takes an owner's series off the page; Prometheus marks them stale at its next scrape."""

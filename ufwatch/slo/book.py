@@ -10,7 +10,7 @@ from typing import Any
 from ufwatch.config import Objective
 from ufwatch.core import counting
 from ufwatch.core.budget import Account, Ring, remaining
-from ufwatch.core.counting import EngineCount, Exact, Tally
+from ufwatch.core.counting import Asked, EngineCount, Exact, Tally
 from ufwatch.core.objectives import AVAILABILITY, JITTER
 from ufwatch.core.recovery import Raw, raw, recovered
 from ufwatch.core.target import EngineReport, TargetReport
@@ -54,6 +54,8 @@ class Book:
         self._engines: dict[str, EngineCount] = {}
         self._tracked: dict[str, EngineReport] = {}
         self._report: TargetReport | None = None
+        self._read: TargetReport | None = None
+        """The last that came of a page."""
         self._places = {o.metric: n for n, o in enumerate(self.objectives)}
         self._jitter = [n for n, o in enumerate(self.objectives) if o.metric == JITTER]
         self._sliced = interval_seconds <= counting.SLICES_NEED_SECONDS
@@ -66,11 +68,13 @@ class Book:
     def new_process(self) -> None:
         """The target's pages begin anew (its configuration changed): the next one is a first one."""
         self.last = self.kept(self._now()) if self.last is not None or self._tracked else None
-        self._engines, self._tracked, self._report = {}, {}, None
+        self._engines, self._tracked, self._report, self._read = {}, {}, None, None
 
     def scraped(self, report: TargetReport, texts: TextfileSnapshot | None, at_seconds: float) -> None:
         """Counts what one look at the target showed, at ``at_seconds`` of monotonic time."""
         self._report = report
+        if report.up:
+            self._read = report
         wall = self._now()
         for engine in report.engines:
             track = engine.track
@@ -101,6 +105,21 @@ class Book:
         for place, objective in enumerate(self.objectives):
             if objective.metric == AVAILABILITY:
                 self._count(place, verdict, wall)
+
+    def asked(self, request: Asked) -> None:
+        """Counts a request of ours for the objectives that the target's page cannot answer, as with
+        --disable-log-stats. For the others its histograms have counted the request already."""
+        if self._read is None or self._report is None:
+            return
+        fresh = [self._engines[e.engine] for e in self._read.engines if e.fresh and e.engine in self._engines]
+        answered = {edges.objective for count in fresh if count.plan is not None for edges in count.plan.edges}
+        answered |= {place for count in fresh for place in count.mixed}
+        wall = self._now()
+        for place, objective in enumerate(self.objectives):
+            if objective.metric in counting.ASKED and place not in answered:
+                tally = counting.asked(request, objective, self._report.state)
+                if tally != Tally():
+                    self._count(place, tally, wall)
 
     def _count(self, place: int, tally: Tally, wall: float, *, recent: bool = True) -> None:
         account = self.accounts[place]

@@ -40,6 +40,8 @@ _PROXY_LOOKUP_SECONDS = 1.0
 _AFTER_DONE_SECONDS = 1.0
 """How long the end of the body may follow the end mark: some servers leave the connection open."""
 _ERROR_BODY_CAP_BYTES = 65_536
+_OPEN_SECONDS = 5.0
+_HEADERS_OF_OPEN = ("User-Agent", "Host", "Authorization")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -97,6 +99,24 @@ class Tracer:
         """Fresh identifiers, for a caller that must know them before the request is over."""
         trace_id, span_id = self._random_bytes(16).hex(), self._random_bytes(8).hex()
         return Ids(trace_id, span_id, self._random_bytes(16).hex())
+
+    async def open(self, request: TraceRequest) -> None:
+        """Has a connection ready as a client has that asked a moment ago, by a GET of the server's ``/health``: servers
+        close idle ones within seconds. Costs no token; what fails here shows in the request itself."""
+        run = _Run(request, self.new_ids(), URL(request.endpoint), Raw(Recorder(self._clock.monotonic)))
+        with suppress(FetchError, DroppedError, aiohttp.ClientError, OSError, ValueError):
+            async with asyncio.timeout(min(_OPEN_SECONDS, request.deadline_seconds)):
+                await self._prepare(run)
+                async with self._pool().get(
+                    request.health_url,
+                    headers={name: value for name, value in run.headers.items() if name in _HEADERS_OF_OPEN},
+                    allow_redirects=False,
+                    ssl=run.tls,
+                    server_hostname=request.access.server_name,
+                    proxy=run.proxy,
+                ) as response:
+                    while await response.content.readany():  # to its end, or the connection is not kept
+                        pass
 
     async def traced(self, request: TraceRequest, ids: Ids | None = None) -> Exchange:
         """The request from beginning to end. Nothing is raised except CancelledError."""

@@ -54,11 +54,11 @@ class _Given(NamedTuple):
     variable: str
 
 
-def endpoint_from(environ: Mapping[str, str], flag: str | None = None) -> Endpoint | None:
-    """The endpoint that ``--otlp`` (``flag``) or the environment names; None where neither does, or where
-    ``OTEL_SDK_DISABLED=true`` or ``OTEL_TRACES_EXPORTER=none`` says not to (a flag is stronger than both).
+def endpoint_from(environ: Mapping[str, str], flag: str | None = None, *, file: str | None = None) -> Endpoint | None:
+    """The endpoint that ``--otlp`` (``flag``), the environment or the configuration (``file``) names; None where none
+    does, or where ``OTEL_SDK_DISABLED=true`` or ``OTEL_TRACES_EXPORTER=none`` says not to (a flag is stronger).
 
-    ``flag`` is a base address, to which ``/v1/traces`` is added over HTTP unless it ends so. Raises
+    Both are base addresses, to which ``/v1/traces`` is added over HTTP unless they end so. Raises
     :class:`~ufwatch.errors.ConfigError` with one line that names the variable, never its secret.
     """
     if flag is None and _is_off(environ):
@@ -70,6 +70,8 @@ def endpoint_from(environ: Mapping[str, str], flag: str | None = None) -> Endpoi
         given = _Given(own, f"{_PREFIX}TRACES_ENDPOINT")
     elif general:
         given = _Given(general, f"{_PREFIX}ENDPOINT")
+    elif file is not None:
+        given = _Given(file.strip(), "otlp.endpoint")
     else:
         return None
     protocol = _protocol(environ, given)

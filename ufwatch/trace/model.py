@@ -30,6 +30,10 @@ class Phase(StrEnum):
     """From the first content to the end of the body."""
 
 
+PREPARE = "prepare"
+"""Where a request fails that never began: a certificate that cannot be read, for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One phase: when it began and ended, in seconds after ``t0``."""
@@ -60,6 +64,11 @@ class Failure:
     error_type: str
     """A short stable word, such as ``nxdomain``, ``refused``, ``certificate``, ``timeout``, ``status_503``, ``cut``."""
     detail: str
+
+    @property
+    def where(self) -> str:
+        """The phase's name; ``prepare`` where there is none."""
+        return PREPARE if self.phase is None else self.phase.value
 
 
 @dataclass(frozen=True, slots=True)

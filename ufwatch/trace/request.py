@@ -41,6 +41,7 @@ class TraceRequest:
 
     url: str
     model: str
+    """Empty: not named, which vLLM takes for the model it serves."""
     prompt: str = field(default="Say hello.", repr=False)
     messages: Sequence[Mapping[str, object]] | None = field(default=None, repr=False)
     operation: Operation = Operation.CHAT
@@ -55,6 +56,8 @@ class TraceRequest:
     """``stream_options.continuous_usage_stats`` (vLLM): tokens of every chunk, at the price of larger ones."""
     extra: Mapping[str, object] = field(default_factory=dict, repr=False)
     access: HttpAccess = field(default_factory=HttpAccess)
+    sampled: bool = True
+    """Whether the server is to send its span."""
     fresh_connection: bool = False
     """Over a connection of its own, so that every phase of connecting is measured."""
     deadline_seconds: float = 120.0
@@ -83,6 +86,16 @@ class TraceRequest:
         return urlunsplit(parts._replace(path=f"{path}{tail}"))
 
     @property
+    def base_url(self) -> str:
+        """The address that ``/v1``, ``/metrics`` and ``/health`` stand below."""
+        return self.endpoint.removesuffix(_PATHS[self.operation]).removesuffix("/v1")
+
+    @property
+    def health_url(self) -> str:
+        """Where the server is asked for nothing but an answer."""
+        return f"{self.base_url}/health"
+
+    @property
     def attributes(self) -> dict[str, str | int | float | bool]:
         """Of the GenAI conventions, for the span; never the prompt."""
         maybe = {
@@ -96,7 +109,7 @@ class TraceRequest:
 
     def body(self) -> bytes:
         """The JSON of the request."""
-        fields: dict[str, object] = {"model": self.model}
+        fields: dict[str, object] = {"model": self.model} if self.model else {}
         if self.operation is Operation.CHAT:
             fields["messages"] = (
                 [{"role": "user", "content": self.prompt}] if self.messages is None else list(self.messages)
@@ -119,13 +132,13 @@ class TraceRequest:
         return json.dumps({**fields, **self.extra, "stream": True}).encode()
 
     def headers(self, ids: Ids) -> dict[str, str]:
-        """Without credentials. The flag of ``traceparent`` is 01: with 00 vLLM makes no span."""
+        """Without credentials. With the flag 00 of ``traceparent`` vLLM makes no span."""
         return {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             # A compressed stream comes in blocks, and its first token when the first block is full.
             "Accept-Encoding": "identity",
-            "traceparent": f"00-{ids.trace_id}-{ids.span_id}-01",
+            "traceparent": f"00-{ids.trace_id}-{ids.span_id}-{'01' if self.sampled else '00'}",
             "X-Request-Id": ids.request_id,
         }
 

@@ -67,7 +67,7 @@ async def run_series(
     """
     found: list[Exchange] = []
     if len(requests) > 1:
-        await tracer.traced(replace(requests[0], fresh_connection=True))
+        await tracer.traced(replace(requests[0], fresh_connection=True, sampled=False))
     before = await metrics.sums()
     for request in requests:
         exchange = await tracer.traced(request)
