@@ -11,24 +11,21 @@ import contextlib
 import logging
 import platform
 import resource
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ufwatch
+from ufwatch.cardwatch import CardWatch, Gpus
 from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, TargetConfig
-from ufwatch.core import gpu as gpu_core
 from ufwatch.core.schedule import next_due, offset
-from ufwatch.core.sources import Life, life_samples
-from ufwatch.core.state import device_over
-from ufwatch.decode.gpu import CardId, GpuSnapshot
 from ufwatch.decode.layout import Layouts
 from ufwatch.errors import UfwatchError
 from ufwatch.history.desk import History
 from ufwatch.metrics import WANTED_SAMPLES
-from ufwatch.model import EngineState, Exemplars, Health, Reading, Reason, Sample
+from ufwatch.model import EngineState, Exemplars, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
 from ufwatch.probes import Probes
 from ufwatch.render.readings import target_json
@@ -44,14 +41,6 @@ _LOG = logging.getLogger("ufwatch.agent")
 _DEADLINE_SHARE = 0.9
 """Of the interval: a scrape that takes longer is given up, so that the next one is on time."""
 _MAX_DEADLINE_SECONDS = 10.0
-
-
-class Gpus(Protocol):
-    """Where card values come from: NVML, or a recording."""
-
-    async def poll(self, deadline_seconds: float) -> GpuSnapshot: ...
-
-    async def close(self) -> None: ...
 
 
 class Sink(Protocol):
@@ -109,9 +98,9 @@ class Agent:
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
-        self.gpu_readings: tuple[Reading, ...] = ()
+        self.cards = CardWatch(gpus, clock)
         self.reload_succeeded = True
-        self._attach, self._gpus, self._sinks, self._clock = attach, gpus, tuple(sinks), clock
+        self._attach, self._sinks, self._clock = attach, tuple(sinks), clock
         self._discovery = discovery
         self._window_seconds, self._follows = window_seconds, follow
         self._slo, self._history, self._probes = slo, history, probes
@@ -122,10 +111,6 @@ class Agent:
         """When the first target arrived: what every target's moments are counted from."""
         self._finding = asyncio.Lock()
         """A look that is under way would bring back targets that a reload has just taken away."""
-        self._gpu_state = gpu_core.GpuState()
-        self._snapshot: GpuSnapshot | None = None
-        self._mapping: Mapping[str, gpu_core.TargetGpus] = {}
-        self._gpu_life = Life(clock.monotonic(), Health(up=False, reason=Reason.WARMING_UP))
         self._faults: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -139,7 +124,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             for desk in kept:
                 group.create_task(desk.run(), name=type(desk).__name__.lower())
-            if self._gpus is not None:
+            if self.cards.enabled:
                 group.create_task(self._every(self.config.interval_seconds, self.poll_gpus, "gpu"), name="gpus")
             group.create_task(self._every(self.config.discovery.refresh_seconds, self.find_targets), name="discovery")
             group.create_task(self._every(self.config.interval_seconds, self._publish_self, "agent"), name="self")
@@ -156,8 +141,7 @@ class Agent:
                 await desk.finish()
         if self._probes is not None:
             await self._probes.close(self)
-        if self._gpus is not None:
-            await self._gpus.close()
+        await self.cards.close()
 
     async def reconfigure(self, config: Config, discovery: Discovery) -> None:
         """Takes a new, checked configuration: targets that did not change go on untouched, and so does the interval.
@@ -254,10 +238,11 @@ class Agent:
 
     async def cycle(self, target: Target) -> None:
         """One round of one target, onto the page."""
-        report = await target.cycle(self.deadline_seconds(), self._device_over(target.config.name))
+        name = target.config.name
+        report = await target.cycle(self.deadline_seconds(), self.cards.over(name, target.report))
         if self._history is not None:
             self._history.scraped(report, self._clock.monotonic())
-        self.publish(f"target:{target.config.name}", target.samples(self.sm_utilization(target.config.name)))
+        self.publish(f"target:{name}", target.samples(self.cards.sm_utilization(name)))
 
     def model_of(self, target: str) -> str | None:
         """The model a target serves, empty where that is not known; None until it has been looked at once."""
@@ -304,79 +289,19 @@ class Agent:
 
     async def poll_gpus(self) -> None:
         """One round of the cards, onto the page."""
-        if self._gpus is None:
+        if not self.cards.enabled:
             return
-        snapshot = await self._gpus.poll(self.deadline_seconds())
-        before, self._snapshot = self._snapshot, snapshot
-        self._gpu_state, self.gpu_readings, samples = gpu_core.step(self._gpu_state, snapshot)
-        if self._gpu_life.health != snapshot.health:
-            reason = snapshot.health.reason.value if snapshot.health.reason is not None else None
-            fields = {"up": snapshot.health.up, "reason": reason, "detail": snapshot.health.detail}
-            _LOG.info("NVML", extra={"fields": fields})
-        for xid in snapshot.xids:
-            _LOG.error("XID error", extra={"fields": {"gpu": xid.card.gpu, "uuid": xid.card.uuid, "xid": xid.number}})
-        self._gpu_life = self._gpu_life.seen(snapshot.health, snapshot.at_seconds)
-        if before is None or [c.card for c in before.cards] != [c.card for c in snapshot.cards]:
+        samples, changed = await self.cards.poll(self.deadline_seconds())
+        if changed:
             self._map_cards()
-        info = gpu_core.mapping_samples(self._mapping)
-        drifts = self._history.polled(snapshot) if self._history is not None else ()
-        life = life_samples("", {"nvml": self._gpu_life}, self._clock.monotonic())
-        self.publish("gpu", [*samples, *drifts, *info, *life])
+        drifts = self._history.polled(self.cards.snapshot) if self._history is not None and self.cards.snapshot else ()
+        self.publish("gpu", [*samples, *drifts, *self.cards.life(self._clock.monotonic())])
 
     def _map_cards(self) -> None:
-        cards = list(self._gpu_state.cards)  # those known, so that a failed poll does not undo the mapping
-        configs = [target.config for target in self.targets.values()]
-        self._mapping = gpu_core.mapping(configs, cards)
-        if self._history is not None and self._snapshot is not None:
-            self._history.mapped(self._mapping, {card.card: card.name for card in self._snapshot.cards})
-
-    def sm_readings(self, target: str) -> tuple[Reading, ...]:
-        """SM utilization of each card of a target, or one reading that says why there is none."""
-        if self._gpus is None or self._snapshot is None:
-            reason = Reason.NO_SOURCE if self._gpus is None else Reason.WARMING_UP
-            return (Reading("sm_utilization", (), None, reason=reason),)
-        if not self._snapshot.health.up and not self._snapshot.cards:
-            return (Reading("sm_utilization", (), None, reason=self._snapshot.health.reason),)
-        cards = {gpu_core.card_labels(card) for card in self.cards_of(target)}
-        if not cards:
-            return (Reading("sm_utilization", (), None, reason=Reason.NOT_MAPPED),)
-        return tuple(r for r in self.gpu_readings if r.signal == "sm_utilization" and r.labels in cards)
-
-    def sm_utilization(self, target: str) -> Reading:
-        """The best of :meth:`sm_readings`, for ``signal_available``."""
-        readings = self.sm_readings(target)
-        known = [reading for reading in readings if reading.value is not None]
-        return (known or readings or (Reading("sm_utilization", (), None, reason=Reason.NO_SOURCE),))[0]
-
-    def _device_over(self, target: str) -> bool | None:
-        """The card's memory rule for a target known not to preallocate; None where that is not known."""
-        found = self.targets.get(target)
-        report = found.report if found is not None else None
-        if report is None or self._snapshot is None:
-            return None
-        shapes = [e.track.shape for e in report.engines if e.track is not None]
-        if not shapes or any(not shape.cache or "gpu_memory_utilization" in shape.cache for shape in shapes):
-            return None
-        return device_over(self._snapshot, self.cards_of(target))
-
-    def cards_of(self, target: str) -> tuple[CardId, ...]:
-        """The cards a target is mapped to."""
-        mapped = self._mapping.get(target)
-        return mapped.cards if mapped is not None else ()
-
-    def unknown_gpus(self, target: str) -> tuple[str, ...]:
-        """Entries of the target's ``gpus`` that match no card of this machine."""
-        mapped = self._mapping.get(target)
-        return mapped.unknown if mapped is not None else ()
-
-    @property
-    def gpu_enabled(self) -> bool:
-        """Whether cards are to be read at all."""
-        return self._gpus is not None
-
-    def gpu_detail(self) -> str:
-        """What NVML said when it could not be read; empty while it can."""
-        return self._snapshot.health.detail if self._snapshot is not None else ""
+        self.cards.map([target.config for target in self.targets.values()])
+        snapshot = self.cards.snapshot
+        if self._history is not None and snapshot is not None:
+            self._history.mapped(self.cards.mapping, {card.card: card.name for card in snapshot.cards})
 
     async def _publish_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -424,7 +349,7 @@ class Agent:
                     up=report.up if report is not None else False,
                     state=report.state if report is not None else None,
                     reason=report.reason if report is not None else Reason.WARMING_UP,
-                    readings=(*self.sm_readings(name), *target.readings(), *self._learned(name)),
+                    readings=(*self.cards.sm_readings(name), *target.readings(), *self._learned(name)),
                 )
             )
         return {"targets": targets}

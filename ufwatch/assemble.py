@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ufwatch.agent import Agent, Attach, Attached, Gpus, Sink
+from ufwatch.agent import Agent, Attach, Attached, Sink
+from ufwatch.cardwatch import Gpus
 from ufwatch.catalogue import WINDOW_SECONDS
 from ufwatch.clock import Clock
 from ufwatch.config import Config, HttpAccess, TargetConfig

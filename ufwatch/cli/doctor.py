@@ -46,13 +46,13 @@ def _examine(agent: Agent) -> tuple[dict[str, tuple[Finding, ...]], bool]:
             facts = Facts(
                 config=target.config,
                 report=target.report,
-                readings=(*agent.sm_readings(name), *target.readings()),
+                readings=(*agent.cards.sm_readings(name), *target.readings()),
                 lives=target.lives,
                 told_absent=target.told_absent,
                 command=serving(target.config.url, commands),
-                unknown_gpus=agent.unknown_gpus(name),
-                gpu_detail=agent.gpu_detail(),
-                gpu_enabled=agent.gpu_enabled,
+                unknown_gpus=agent.cards.unknown(name),
+                gpu_detail=agent.cards.detail(),
+                gpu_enabled=agent.cards.enabled,
             )
             found[name] = findings(facts)
     reports = [target.report for target in agent.targets.values()]

@@ -33,7 +33,7 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _offers(agent: Agent) -> tuple[dict[str, list[dict[str, Any]]], bool]:
-    offers = {n: offered((*agent.sm_readings(n), *target.readings())) for n, target in agent.targets.items()}
+    offers = {n: offered((*agent.cards.sm_readings(n), *target.readings())) for n, target in agent.targets.items()}
     reports = [target.report for target in agent.targets.values()]
     return offers, bool(reports) and all(report is not None and report.up for report in reports)
 
