@@ -47,9 +47,9 @@ class Alertmanager(Daemon):
 
 
 class Webhook:
-    """Keeps every notification with the time it came and the path it was sent to."""
+    """Keeps every notification with the time it came and the path it was sent to. ``port`` 0 is any free one."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.got: list[tuple[float, str, dict[str, Any]]] = []
         got = self.got
 
@@ -64,7 +64,7 @@ class Webhook:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -55,6 +55,48 @@ async def drive(url: str, load: Load) -> Used:
 
         await asyncio.gather(*(one(*plan) for plan in plans))
     return used
+
+
+@dataclass
+class Traffic:
+    """Requests by chance for as long as it runs, every prompt new, in busy spells with pauses between them."""
+
+    per_second: float
+    prompt: tuple[int, int]
+    """Fewest and most tokens of a prompt."""
+    tokens: tuple[int, int]
+    busy_seconds: tuple[float, float] = (40.0, 120.0)
+    pause_seconds: tuple[float, float] = (5.0, 30.0)
+    most_at_once: int = 12
+    seed: int = 1
+    used: Used = field(default_factory=Used)
+    in_flight: int = 0
+
+    async def flow(self, url: str) -> None:
+        """Sends until cancelled. Requests that fail are counted, none is repeated; those still open are dropped."""
+        chance = random.Random(self.seed)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=120)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+            clock = asyncio.get_running_loop().time
+            while True:
+                until = clock() + chance.uniform(*self.busy_seconds)
+                while clock() < until:
+                    await asyncio.sleep(chance.expovariate(self.per_second))
+                    if self.in_flight < self.most_at_once:
+                        prompt = [chance.randrange(10, 1500) for _ in range(chance.randint(*self.prompt))]
+                        group.create_task(self._one(session, url, prompt, chance.randint(*self.tokens)))
+                await asyncio.sleep(chance.uniform(*self.pause_seconds))
+
+    async def _one(self, session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> None:
+        self.in_flight += 1
+        try:
+            await _stream(session, url, prompt, tokens, self.used)
+            self.used.finished += 1
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError):
+            self.used.failed += 1
+        finally:
+            self.in_flight -= 1
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int, used: Used) -> None:

@@ -14,7 +14,7 @@ from tests.sources.loopback import free_port
 from tests.tools import require_tool
 
 _CONFIG = """
-global: {{scrape_interval: {seconds:g}s, scrape_timeout: 900ms, evaluation_interval: {seconds:g}s}}
+global: {{scrape_interval: {seconds:g}s, scrape_timeout: {timeout}, evaluation_interval: {seconds:g}s}}
 scrape_configs:
   - job_name: ufwatch
     static_configs: [{{targets: ['{target}']}}]
@@ -36,7 +36,11 @@ class Prometheus(Daemon):
         self, work: Path, target: str, rules: Sequence[Path] = (), *, alertmanager: str = "", seconds: float = 1
     ) -> None:
         program = require_tool("prometheus")
-        config = _CONFIG.format(target=target, seconds=seconds) + f"rule_files: {[str(path) for path in rules]}\n"
+        timeout = "900ms" if seconds <= 1 else f"{min(10, seconds):g}s"
+        config = (
+            _CONFIG.format(target=target, seconds=seconds, timeout=timeout)
+            + f"rule_files: {[str(path) for path in rules]}\n"
+        )
         if alertmanager:
             config += _ALERTING.format(alertmanager=alertmanager.removeprefix("http://"))
         (work / "prometheus.yml").write_text(config, encoding="utf-8")
@@ -61,6 +65,11 @@ class Prometheus(Daemon):
         assert not document.get("warnings")
         return document["data"]
 
+    def raw(self, selector: str, window: str) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Labels and the stored (time, value) pairs of each series of a selector."""
+        found = self.api("query", query=f"{selector}[{window}]")["result"]
+        return [(one["metric"], [(when, float(value)) for when, value in one["values"]]) for one in found]
+
     def now(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Labels and value of each series of an instant query."""
         found = self.api("query", query=expression)["result"]
@@ -68,8 +77,7 @@ class Prometheus(Daemon):
 
     def samples(self, selector: str, window: str = "5m") -> list[list[tuple[float, float]]]:
         """The stored (time, value) pairs of each series of a selector."""
-        found = self.api("query", query=f"{selector}[{window}]")["result"]
-        return [[(when, float(value)) for when, value in one["values"]] for one in found]
+        return [pairs for _, pairs in self.raw(selector, window)]
 
     def at(self, expression: str, times: list[float]) -> dict[float, dict[frozenset[tuple[str, str]], float]]:
         """By time, each series' value there; name, job and instance are left out of its labels."""
