@@ -51,6 +51,7 @@ def test_intervals(interval: str) -> None:
         ({"grafana_url": "grafana"}, "--grafana-url: "),
         ({"grafana_url": "http://u:p@g"}, "--grafana-url: the URL holds credentials"),
         ({"runbook_url": "http://r/{{x}}"}, "--runbook-url: holds a character"),
+        ({"sets": ["ageing=5"]}, "--set ageing: "),
         ({"sets": ["jiter=1s"]}, "--set jiter: is no threshold; choose from ageing, "),
         ({"sets": ["jitter"]}, '--set: "jitter" is not NAME=VALUE'),
         ({"sets": ["jitter="]}, '--set: "jitter=" is not NAME=VALUE'),

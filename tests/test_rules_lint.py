@@ -45,6 +45,14 @@ def _lint(tmp_path: Path, expression: str, **rule: object) -> list[str]:
         "rate(a[5m]) / 60 > 1",
         "histogram_quantile(0.99, sum by (le) (rate(x_bucket[5m]))) > 1",
         "ufwatch_token_jitter_seconds > 0.06",
+        "ufwatch_mine:rate5m > 1",
+        "vector(1)",
+        "rate(a[5m]) / clamp_min(rate(b[5m]), 1) > 0.5",
+        "rate(a[5m]) / (rate(b[5m]) + 1) > 0.5",
+        "sum_over_time(a[5m]) / count_over_time(a[5m]) > 0.5",
+        "rate(a[5m]) / rate(b[5m]) > 0.5 and 0 < rate(b[5m])",
+        "rate(a[5m]) / rate(b[5m]) > 0.5 and rate(b[5m]) > (1 / 300)",
+        "(rate(a[5m]) / rate(b[5m]) > 0.5) unless rate(b[5m]) == 0",
     ],
 )
 def test_sound_expressions(expression: str, tmp_path: Path) -> None:
@@ -60,6 +68,11 @@ def test_sound_expressions(expression: str, tmp_path: Path) -> None:
         ("a > 1 or b", "expression without comparison"),
         ("1 - rate(a[5m]) / sum(increase(b[5m])) < 0.9", "ratio without a guard for an idle denominator"),
         ("ufwatch_token_jitter > 1", 'unknown metric "ufwatch_token_jitter"'),
+        *(
+            (f"rate(a[5m]) / rate(b[5m]) > 0.5 and rate(b[5m]) {idle}", "ratio without a guard for an idle denominator")
+            for idle in (">= 0", "> -1", "!= 5", "> bool 0")
+        ),
+        (" + ".join(["a"] * 1500) + " > 1", "expression that cannot be read: has too many terms"),
         ("a >", "expression that cannot be read: unexpected 'end of expression'"),
     ],
 )
@@ -69,12 +82,20 @@ def test_faulty_expressions(expression: str, fault: str, tmp_path: Path) -> None
 
 def test_a_rule_may_say_that_it_does_not_wait(tmp_path: Path) -> None:
     assert _lint(tmp_path, "a > 1", **{"for": "0s", "keep_firing_for": "5m"}) == []
-    assert _lint(tmp_path, "a > 1", **{"for": "0s"}) == ["no for:"]
+    for zero in ("0s", "0", "0ms", "0h", "0d", "0h0m", 0):
+        assert _lint(tmp_path, "a > 1", **{"for": zero}) == ["no for:"]
 
 
 def test_values_in_labels_of_any_spelling(tmp_path: Path) -> None:
     assert _lint(tmp_path, "a > 1", labels={"x": "{{ .Value }}"}) == ["measured value in a label"]
     assert _lint(tmp_path, "a > 1", labels={"x": "{{ $labels.a }}"}) == []
+
+
+def test_a_name_that_the_file_records_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yml"
+    rules = "{record: ufwatch_mine, expr: 'sum(x)'}, {alert: A, expr: ufwatch_mine > 1, for: 1m}"
+    file.write_text(f"groups: [{{name: g, rules: [{rules}]}}]", encoding="utf-8")
+    assert lint_file(file) == ()
 
 
 def test_recording_rules_need_no_comparison(tmp_path: Path) -> None:
@@ -117,3 +138,10 @@ def test_a_rule_without_an_expression(tmp_path: Path) -> None:
         ("b", "no expression"),
         ("groups[0].rules[2]", "no expression"),
     ]
+
+
+def test_the_parts_of_a_histogram_are_known_and_its_bare_name_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yml"
+    rule = "{{record: a, expr: 'histogram_quantile(0.9, rate(ufwatch_probe_ttft_seconds{0}[5m]))'}}"
+    file.write_text(f"groups: [{{rules: [{rule.format('_bucket')}, {rule.format('')}]}}]", encoding="utf-8")
+    assert [one.fault for one in lint_file(file)] == ['unknown metric "ufwatch_probe_ttft_seconds"']

@@ -10,9 +10,10 @@ SHOWN_TARGET = ("target", "model_name", "instance")
 WHO = "{{ $labels.target }} ({{ $labels.model_name }})"
 
 
-def burning(*slos: str) -> str:
-    """Any of these SLOs burns: over 1 in 5 m and 1 h, on proved bad events, ten of them or more."""
-    return f'{rec.BURNING}{{slo=~"{"|".join(slos)}"}}'
+def burning(options: RuleOptions, *judged: str) -> str:
+    """Any SLO of these metrics burns: over 1 in 5 m and 1 h, on proved bad events, ten of them or more."""
+    names = [name for metric in judged for name in options.slo_names(metric)]
+    return f'{rec.BURNING}{{slo=~"{"|".join(names)}"}}'
 
 
 def preempted(options: RuleOptions, labels: tuple[str, ...]) -> str:

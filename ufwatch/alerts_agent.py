@@ -145,7 +145,7 @@ def breaker(options: RuleOptions) -> Alert:
             labels, either(_held_for(120, opened, options), f"increase({trips}[10m]) >= {number(trips_limit)}")
         )
 
-    hurts = either(preempted(options, TARGET), burning("ttft"))
+    hurts = either(preempted(options, TARGET), burning(options, "ttft"))
     return Alert(
         name="UfwatchMemoryBreakerOpen",
         severity="critical",

@@ -44,7 +44,7 @@ def miss(options: RuleOptions) -> Alert:
     token = both(
         TARGET,
         f'{rec.MISS}{{unit="token"}} - on ({by(TARGET)}) group_left () {baseline} > {number(limit)}',
-        burning("ttft"),
+        burning(options, "ttft"),
     )
     return Alert(
         name="UfwatchPageTableMissHigh",
@@ -161,7 +161,7 @@ def imbalance(options: RuleOptions) -> Alert:
     return Alert(
         name="UfwatchPrefillDecodeImbalance",
         severity="warning",
-        expression=both(TARGET, f"{rec.PREFILL_DECODE} > {number(limit)}", burning("ttft", "tpot")),
+        expression=both(TARGET, f"{rec.PREFILL_DECODE} > {number(limit)}", burning(options, "ttft", "tpot")),
         hold=900,
         keep=300,
         board="ufwatch-streaming",

@@ -43,6 +43,8 @@ EVIDENCE = 10
 """Bad events that a burn rate must rest on."""
 SLO = (*TARGET, "slo")
 _LOW = 'bound="low"'
+LONGEST_EVALUATION_SECONDS = 60.0
+"""The longest time between two evaluations of the rules that they are made for; Prometheus' own default."""
 SURVIVES_A_MISS = 3.2
 """A window of so many scrapes holds two samples at any phase although one is missing, which is what a rate needs."""
 
@@ -116,7 +118,9 @@ def _jitter_bridged(options: RuleOptions, window: str) -> str:
     worst = highest(TARGET, either(*names))
     if options.jitter_window_seconds >= SURVIVES_A_MISS * options.interval_seconds:
         return worst
-    gap = max(0.0, 3 * options.interval_seconds - options.jitter_window_seconds) + options.interval_seconds
+    # Two evaluations must be in sight, and Prometheus evaluates once a minute unless told otherwise.
+    lasting = max(options.interval_seconds, LONGEST_EVALUATION_SECONDS)
+    gap = max(0.0, 3 * options.interval_seconds - options.jitter_window_seconds) + lasting
     held = highest(TARGET, either(*(f"last_over_time({name}[{duration(gap)}])" for name in names)))
     missed = f"min_over_time(up{{{options.where}}}[{window}]) == 0"
     return f"({worst})\nor\n(({held}) and on ({by(AGENT)}) ({missed}))"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ufwatch.config import DEFAULT_OBJECTIVES
 from ufwatch.formula import Formula, promql
 from ufwatch.spec import PREFIX
 from ufwatch.thresholds import Thresholds
@@ -33,6 +34,13 @@ class RuleOptions:
     runbook_url: str = "http://localhost/ufwatch/runbooks"
     grafana_url: str = "http://localhost:3000"
     thresholds: Thresholds = field(default_factory=Thresholds)
+    slos: tuple[tuple[str, str], ...] = tuple((slo.id, slo.metric) for slo in DEFAULT_OBJECTIVES)
+    """Name and metric of every SLO of the agents."""
+
+    def slo_names(self, metric: str) -> tuple[str, ...]:
+        """The SLO named after its metric, else every one of the metric; none judges it where there is no such SLO."""
+        names = tuple(name for name, of in self.slos if of == metric)
+        return (metric,) if metric in names or not names else names
 
     def metric(self, name: str, *matchers: str) -> str:
         """A selector of one of our families (no prefix in ``name``), narrowed to the job."""

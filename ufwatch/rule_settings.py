@@ -34,11 +34,13 @@ def settle(
     sets: Sequence[str] = (),
     slos: Sequence[Objective] = DEFAULT_OBJECTIVES,
     objectives: Sequence[str] = (),
+    looks_every: float = 0.0,
 ) -> RuleOptions:
     """The options, from text as typed; None is the default. ConfigError lists every mistake, one line each.
 
     ``sets`` are ``THRESHOLD=VALUE``. The burn of ``slos``, or of ``objectives`` (``SLO=PERCENT``) where any is
-    named, must be able to reach the factors.
+    named, must be able to reach the factors. ``looks_every`` is the agent's own interval: between two of its looks no
+    counter moves, so that a window made for faster scrapes would be empty again and again.
     """
     report = Report()
     default = RuleOptions()
@@ -52,10 +54,11 @@ def settle(
         every = converted(interval, _interval, None, report, "--interval")
     options = RuleOptions(
         job=take("--job", job, label, default.job),
-        interval_seconds=DEFAULT_INTERVAL_SECONDS if every is None else every,
+        interval_seconds=max(DEFAULT_INTERVAL_SECONDS if every is None else every, looks_every),
         runbook_url=take("--runbook-url", runbook_url, _url, default.runbook_url),
         grafana_url=take("--grafana-url", grafana_url, _url, default.grafana_url),
         thresholds=_thresholds(sets, report),
+        slos=tuple((slo.id, slo.metric) for slo in slos),
     )
     shares = _objectives(objectives, report) if objectives else {slo.id: slo.ratio for slo in slos}
     for name, pairs in burn_factors(options).items():
@@ -136,7 +139,7 @@ _KINDS: dict[str, Callable[[object], float]] = {
     "burn_slow": number(0.1, 1e6),
     "stale": seconds(1, 3600),
     "breaker_trips": number(1, 1000),
-    "ageing": _ratio(0.001, 10.0),
+    "ageing": _ratio(0.001, 1.0),
 }
 
 

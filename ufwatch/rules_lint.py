@@ -7,18 +7,22 @@ judged; without ``for`` a single odd sample pages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ufwatch import document
-from ufwatch.catalogue import FAMILY
+from ufwatch.catalogue import SERIES
 from ufwatch.configschema import shown
 from ufwatch.decode.promql import COMPARISONS, Binary, Call, Minus, Node, Number, metrics, parse, walk
 from ufwatch.errors import ConfigError
 from ufwatch.spec import PREFIX
 
-_RATES = frozenset({"rate", "irate", "increase", "delta", "idelta", "deriv", "count_over_time", "sum_over_time"})
+_RATES = frozenset({"rate", "irate", "increase", "delta", "idelta", "deriv", "sum_over_time"})
+_NEVER_ZERO = frozenset({"count", "count_over_time", "group"})
+"""Of nothing they are nothing, and so no divisor."""
+_MIRRORED = {"<": ">", "<=": ">=", "!=": "!=", ">": "<", ">=": "<=", "==": "=="}
 _VALUE_WORDS = ("$value", ".Value")
 _ABSENT = frozenset({"absent", "absent_over_time"})
 
@@ -48,6 +52,13 @@ def _lint(value: object, lines: Mapping[str, int], where: str) -> Iterator[Findi
     groups = holder.get("groups") if isinstance(holder, Mapping) else None
     if not isinstance(groups, list):
         raise ConfigError(where, ['is no rule file; it begins with "groups:", or is a PrometheusRule'])
+    recorded = frozenset(
+        rule["record"]
+        for group in groups
+        if isinstance(group, Mapping) and isinstance(group.get("rules"), list)
+        for rule in group["rules"]
+        if isinstance(rule, Mapping) and isinstance(rule.get("record"), str)
+    )
     for number, group in enumerate(groups):
         rules = group.get("rules") if isinstance(group, Mapping) else None
         if not isinstance(rules, list):
@@ -57,12 +68,19 @@ def _lint(value: object, lines: Mapping[str, int], where: str) -> Iterator[Findi
             if not isinstance(rule, Mapping):
                 raise ConfigError(where, [f"{at}: is no rule; write alert: or record: with expr:"])
             line = lines.get(f"{at}.alert") or lines.get(f"{at}.record") or lines.get(f"{at}.expr") or lines.get(at)
-            for fault, advice in _faults(rule):
+            for fault, advice in _all_faults(rule, recorded):
                 name = rule.get("alert") or rule.get("record") or at
                 yield Finding(str(name), fault, advice, line)
 
 
-def _faults(rule: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _all_faults(rule: Mapping[str, object], recorded: frozenset[str]) -> list[tuple[str, str]]:
+    try:
+        return list(_faults(rule, recorded))
+    except RecursionError:  # of hundreds of terms each holds the rest of them
+        return [("expression that cannot be read: has too many terms", "promtool check rules says more")]
+
+
+def _faults(rule: Mapping[str, object], recorded: frozenset[str]) -> Iterator[tuple[str, str]]:
     expression = rule.get("expr")
     if not isinstance(expression, str | int | float) or isinstance(expression, bool) or expression == "":
         yield "no expression", "write expr:"
@@ -73,9 +91,11 @@ def _faults(rule: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield f"expression that cannot be read: {error}", "promtool check rules says more"
         return
     for metric in sorted(metrics(tree)):
-        if metric.startswith(PREFIX) and metric.removeprefix(PREFIX) not in FAMILY:
+        # A colon is a recording rule's, which may be in another file.
+        ours = metric.startswith(PREFIX) and ":" not in metric and metric not in recorded
+        if ours and metric.removeprefix(PREFIX) not in SERIES:
             yield f"unknown metric {shown(metric)}", "ufwatch exports no such family; see its /metrics page"
-    if "alert" not in rule:
+    if "alert" not in rule or _watchdog(tree):
         return
     if not compares(tree):
         yield "expression without comparison", "it fires whenever there is data; compare it with a limit"
@@ -92,8 +112,13 @@ def _faults(rule: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 def _held(rule: Mapping[str, object]) -> bool:
     """Whether the rule waits, or says on purpose that it does not: ``for: 0s`` with ``keep_firing_for``."""
-    zero = (None, "", "0", "0s", "0m", 0)
-    return rule.get("for") not in zero or (rule.get("for") is not None and rule.get("keep_firing_for") not in zero)
+    waits, stays = (bool(re.search("[1-9]", str(rule.get(key) or ""))) for key in ("for", "keep_firing_for"))
+    return waits or (rule.get("for") is not None and stays)
+
+
+def _watchdog(tree: Node) -> bool:
+    """``vector(1)``: fires always and on purpose, so that somebody notices when it ends."""
+    return isinstance(tree, Call) and tree.function == "vector" and None not in map(_constant, tree.arguments)
 
 
 def compares(node: Node) -> bool:
@@ -113,12 +138,8 @@ def compares(node: Node) -> bool:
 
 
 def unguarded(tree: Node) -> list[str]:
-    """Every divisor made of rates that may be 0, as PromQL; one compared with a number anywhere in the rule is not."""
-    guarded = {
-        part.left
-        for part in walk(tree)
-        if isinstance(part, Binary) and part.operator in (">", ">=", "!=") and isinstance(part.right, Number)
-    }
+    """Every divisor made of rates that may be 0, as PromQL; one that the rule holds to be over 0 is not."""
+    guarded = {kept for part in walk(tree) if isinstance(part, Binary) and (kept := _over_zero(part)) is not None}
     return [
         _text(part.right)
         for part in walk(tree)
@@ -126,9 +147,56 @@ def unguarded(tree: Node) -> list[str]:
     ]
 
 
+def _over_zero(part: Binary) -> Node | None:
+    """What is not 0 where ``part`` holds: ``x > 0``, ``0 < x``, ``… unless x == 0``."""
+    if part.operator == "unless" and isinstance(part.right, Binary) and part.right.operator in ("==", "<="):
+        compared, limit = part.right.left, _constant(part.right.right)
+        return compared if limit is not None and limit >= 0 and not part.right.as_bool else None
+    if part.operator not in COMPARISONS or part.as_bool:
+        return None
+    kept, operator, limit = part.left, part.operator, _constant(part.right)
+    if limit is None:
+        kept, operator, limit = part.right, _MIRRORED[part.operator], _constant(part.left)
+    if limit is None:
+        return None
+    holds = {">": limit >= 0, ">=": limit > 0, "==": limit != 0, "!=": limit == 0}
+    return kept if holds.get(operator, False) else None
+
+
+def _constant(node: Node) -> float | None:
+    """The value of a number, or of a few; None for what depends on data."""
+    if isinstance(node, Number):
+        return float(int(node.text, 16)) if node.text.lower().startswith("0x") else float(node.text)
+    if isinstance(node, Minus):
+        inner = _constant(node.inner)
+        return None if inner is None else -inner
+    if isinstance(node, Binary) and node.operator in "+-*/":
+        left, right = _constant(node.left), _constant(node.right)
+        if left is None or right is None or (node.operator == "/" and right == 0):
+            return None
+        return {"+": left.__add__, "-": left.__sub__, "*": left.__mul__, "/": left.__truediv__}[node.operator](right)
+    return None
+
+
 def _may_idle(node: Node) -> bool:
-    """Made of rates, and not itself filtered."""
-    return not compares(node) and any(isinstance(part, Call) and part.function in _RATES for part in walk(node))
+    """Made of rates, which may all be 0, and neither filtered nor held over 0."""
+    if compares(node):
+        return False
+    if isinstance(node, Call):
+        if node.function in _RATES:
+            return True
+        if node.function in _NEVER_ZERO:
+            return False
+        if node.function == "clamp_min" and len(node.arguments) == 2:
+            least = _constant(node.arguments[1])
+            if least is not None and least > 0:
+                return False
+        return any(map(_may_idle, node.arguments))
+    if isinstance(node, Binary):
+        if node.operator == "+" and any((_constant(side) or 0) > 0 for side in (node.left, node.right)):
+            return False
+        return _may_idle(node.left) or _may_idle(node.right)
+    return isinstance(node, Minus) and _may_idle(node.inner)
 
 
 def _text(node: Node) -> str:

@@ -52,7 +52,7 @@ def test_at_longer_scrape_intervals(seconds: float, tmp_path: Path) -> None:
     _run(tmp_path, RuleOptions(interval_seconds=seconds), scenes(seconds), 15)
 
 
-@pytest.mark.parametrize(("seconds", "evaluate"), [(1.0, 5.0), (30.0, 10.0)])
+@pytest.mark.parametrize(("seconds", "evaluate"), [(1.0, 5.0), (30.0, 10.0), (25.0, 60.0)])
 def test_jitter_between_scrapes(seconds: float, evaluate: float, tmp_path: Path) -> None:
     """Rules are evaluated at other moments than scrapes are made: a missed scrape must not show at any of them."""
     _run(tmp_path, RuleOptions(interval_seconds=seconds), jitter(seconds), evaluate)

@@ -69,6 +69,32 @@ def test_factors_are_checked_against_the_configured_slos(verb: Verb, tmp_path: P
     assert complaints.startswith("ufwatch alerts: burn_fast: 100 can never be reached (")
 
 
+def test_the_rules_follow_the_names_and_the_interval_of_the_configuration(verb: Verb, tmp_path: Path) -> None:
+    config = tmp_path / "ufwatch.yaml"
+    config.write_text(
+        'interval: 60s\nslos: ["chat: ttft < 500ms, 95%", "bot: ttft < 3s, 95%", "up: availability, 99.9%"]'
+    )
+    code, rules, _ = verb("alerts", "--config", str(config), "--print", "alerts.yml")
+    assert code == 0
+    assert "--interval 60s" in rules
+    assert "for the SLOs chat, bot, up." in rules
+    assert rules.count('ufwatch_slo_burning:rate1h{slo=~"chat|bot"}') == 2
+    _, routes, _ = verb("alerts", "--config", str(config), "--print", "alertmanager.yml")
+    inhibitions = yaml.safe_load(routes)["inhibit_rules"]
+    assert inhibitions[0]["target_matchers"][-1] == 'slo != "up"'
+    assert inhibitions[1]["source_matchers"][-1] == 'slo = "up"'
+    _, faster, _ = verb("alerts", "--interval", "15s", "--print", "alerts.yml")
+    assert "--interval 15s" in faster
+
+
+def test_all_files_or_none(verb: Verb, tmp_path: Path) -> None:
+    (tmp_path / "alerts.yml").mkdir()
+    code, out, complaints = verb("alerts", "--write", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert complaints == f"--write: {tmp_path}/alerts.yml: cannot be written (Is a directory); give another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["alerts.yml"]
+
+
 def test_a_folder_that_cannot_be_written(verb: Verb, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, out, complaints = verb("alerts", "--write", str(tmp_path / "file" / "a"))
@@ -106,3 +132,12 @@ def test_flags_that_do_not_go(verb: Verb, words: tuple[str, ...]) -> None:
     code, out, complaints = verb("alerts", *words)
     assert (code, out) == (2, "")
     assert len(complaints.splitlines()) == 1
+
+
+def test_alerts_that_wait_for_an_slo_which_nobody_has_are_named(verb: Verb, tmp_path: Path) -> None:
+    config = tmp_path / "ufwatch.yaml"
+    config.write_text('slos: ["e2e < 30s, 95%", "availability, 99.9%"]\n', encoding="utf-8")
+    code, _, complaints = verb("alerts", "--config", str(config), "--print", "alerts.yml")
+    assert code == 0
+    assert complaints.startswith("ufwatch alerts: no SLO judges ttft, so UfwatchPageTableMissHigh by tokens")
+    assert complaints.count("\n") == 1

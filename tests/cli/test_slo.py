@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,25 @@ def test_a_spent_budget_is_1_and_no_data_is_2(verb: Verb, tmp_path: Path) -> Non
 )
 def test_the_exit_code_is_the_worst_budgets(states: list[str], code: int) -> None:
     assert exit_code({"targets": [{"slos": [{"state": state} for state in states]}]}) == code
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b'{"targets": []}',
+        b'{"targets": [1]}',
+        b'{"targets": [{}]}',
+        b'{"targets": [{"target": "a", "slos": [{"state": "within"}]}], "persisted": true}',
+        b'{"targets": ' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_agent_is_never_a_spent_budget(verb: Verb, monkeypatch: pytest.MonkeyPatch, page: bytes) -> None:
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", lambda *_, **__: io.BytesIO(page))
+    for words in ((), ("--json",)):
+        code, out, complaints = verb("slo", *words)
+        assert (code, out) == (2, "")
+        assert "the answer is not an agent's; check the address" in complaints
+        assert complaints.count("\n") == 1
 
 
 def test_show_is_openslo_and_reads_back(verb: Verb, tmp_path: Path) -> None:

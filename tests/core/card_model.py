@@ -47,6 +47,11 @@ class Shown:
     def __init__(self) -> None:
         self.totals = array("d", bytes(8 * len(COLUMN)))
         self.gauges = {"running": 0.0, "kv_usage": 0.0}
+        self.capacity_tokens = float(CAPACITY_TOKENS)
+        self.shape = self
+
+    def cache_number(self, key: str) -> float | None:
+        return self.capacity_tokens / 16 if key == "num_gpu_blocks" else None
 
     def gauge(self, raw_id: str) -> float | None:
         return self.gauges[raw_id]
@@ -76,6 +81,11 @@ class Card:
             self.ageing.add(sample)
             self.drifts.append((self.at, self.ageing.evaluate(self.at)))
         return [drift.ratio for _, drift in self.drifts[before:]]
+
+    def restarted(self, capacity: float) -> None:
+        """The engine has started again and found room for so many times the blocks."""
+        self._shown.capacity_tokens *= capacity
+        self._stretch = None
 
     def change(self, **load: float) -> None:
         self.load = replace(self.load, **load)
@@ -110,9 +120,10 @@ class Card:
         seen: tuple[float, float] | None = None
         for _ in range(3):
             batch = max(1.0, round(chance.gauss(mean, math.sqrt(mean))))
-            usage = min(1.0, batch * tokens / CAPACITY_TOKENS)
+            usage = min(1.0, batch * tokens / self._shown.capacity_tokens)
             prefill = load.prefill * math.exp(chance.gauss(0, 0.1))
-            each = step_seconds(batch, usage, prefill, temperature, clock) * (1 + self.slower) * noise
+            held = usage * self._shown.capacity_tokens / CAPACITY_TOKENS
+            each = step_seconds(batch, held, prefill, temperature, clock) * (1 + self.slower) * noise
             steps = load.busy * LOOK_SECONDS / 3 / each
             grown[0] += steps * batch * each
             grown[1] += steps * batch

@@ -69,6 +69,16 @@ def test_a_change_of_load_is_no_ageing(load: Load, seed: int) -> None:
     assert max(map(abs, known), default=0.0) < 0.01
 
 
+@pytest.mark.parametrize("capacity", [0.95, 1.2])
+def test_a_start_that_finds_more_memory_or_less_is_no_ageing(capacity: float) -> None:
+    card = after(8.0)
+    card.restarted(capacity)
+    drifts = card.run(1.0)
+    known = [ratio for ratio in drifts if ratio is not None]
+    assert max(map(abs, known)) < 0.01
+    assert len(known) > 0.6 * len(drifts)
+
+
 def test_a_changed_load_is_compared_and_not_left_out() -> None:
     card = after(8.0)
     card.load = LOADS["other hours"]

@@ -21,6 +21,12 @@ from ufwatch.rules_lint import Finding, lint_file
 HERE = "alerts"
 """The folder that is checked where none is named."""
 
+_SILENT = {
+    "ttft": "UfwatchPageTableMissHigh by tokens, and UfwatchMemoryBreakerOpen of the KV cache but for preemptions,",
+    "availability": "what tells an outage before UfwatchTelemetryStale",
+}
+"""What waits for an SLO of each metric to burn."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     default = RuleOptions()
@@ -40,7 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--interval",
         metavar="DURATION",
-        help=f"that job's scrape interval, 1s to 60s; default {duration(default.interval_seconds)}",
+        help=f"that job's scrape interval, 1s to 60s, or the agent's own where that is longer; "
+        f"default {duration(default.interval_seconds)}",
     )
     group.add_argument("--runbook-url", metavar="URL", help="where the folder of runbooks is served")
     group.add_argument("--grafana-url", metavar="URL", help=f"where Grafana is; default {default.grafana_url}")
@@ -54,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SLO=PERCENT",
         help="an SLO that the burn factors must be able to reach; default: those of --config",
     )
-    group.add_argument("--config", metavar="FILE", help="the agent's configuration, whose SLOs the rules will judge")
+    group.add_argument("--config", metavar="FILE", help="the agent's configuration: its SLOs and interval")
     add_output_options(parser)
 
 
@@ -64,6 +71,9 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.lint:
         return _lint([Path(name) for name in args.lint], as_json=args.json)
     options = _options(args)
+    for metric, silent in _SILENT.items():
+        if not any(of == metric for _, of in options.slos):
+            print(f"ufwatch alerts: no SLO judges {metric}, so {silent} stays silent", file=sys.stderr)
     files = rule_files(options)
     if args.shown is not None:
         if args.shown not in files:
@@ -81,14 +91,16 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _options(args: argparse.Namespace) -> RuleOptions:
+    config = configfile.load(Path(args.config)) if args.config else None
     return settle(
         job=args.job,
         interval=args.interval,
         runbook_url=args.runbook_url,
         grafana_url=args.grafana_url,
         sets=args.set,
-        slos=configfile.load(Path(args.config)).slos if args.config else DEFAULT_OBJECTIVES,
+        slos=config.slos if config is not None else DEFAULT_OBJECTIVES,
         objectives=args.objective,
+        looks_every=config.interval_seconds if config is not None else 0.0,
     )
 
 

@@ -16,7 +16,7 @@ from ufwatch.clock import SystemClock
 from ufwatch.config import DEFAULT_OBJECTIVES, DEFAULT_PORT, HttpAccess, Objective
 from ufwatch.core import openslo
 from ufwatch.core.objectives import native_line
-from ufwatch.errors import ConfigError
+from ufwatch.errors import ConfigError, SourceError
 from ufwatch.render.slos import slo_text
 from ufwatch.slo import offline
 from ufwatch.sources.agent_door import read_json
@@ -48,11 +48,16 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         document = offline.report(Path(args.state_dir), SystemClock().wall())
     else:
         document = read_json(f"{_checked(args.url or _URL)}/api/v1/slo", _access(args))
+    try:
+        text, code = slo_text(document), exit_code(document)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        # Something else answers there; its page must not end as "a budget is spent".
+        raise SourceError(f"{args.url or _URL}: the answer is not an agent's; check the address") from None
     if args.json:
         print_json(document)
     else:
-        print(slo_text(document), end="")
-    return exit_code(document)
+        print(text, end="")
+    return code
 
 
 def exit_code(document: Mapping[str, Any]) -> int:

@@ -131,7 +131,21 @@ class Stretch:
         # Requests come and go faster than scrapes, and what each holds of the cache changes slowly: times the requests
         # of a step, that is the usage which a step reads, without the chance of what a scrape met.
         usage = min(1.0, self._usage / self._squared * batch)
-        return located(total / intervals, batch, usage, prefill / intervals, *climate)
+        usage, size = in_blocks(usage, track.shape.cache_number("num_gpu_blocks"))
+        step = located(total / intervals, batch, usage, prefill / intervals, *climate)
+        return step._replace(cell=f"{step.cell},{size}")
+
+
+def in_blocks(usage: float, blocks: float | None) -> tuple[float, int]:
+    """The usage of a cache of the next power of two of blocks, and which that is; 0 where their number is unknown.
+
+    What a step reads is so many blocks. Their number differs from start to start, by the memory that the engine finds
+    free, and the same share of ten percent more of them takes six percent longer.
+    """
+    if blocks is None or blocks < 1:
+        return usage, 0
+    size = round(log(blocks, 2))
+    return usage * blocks / 2.0**size, size
 
 
 def located(

@@ -7,9 +7,11 @@ learned can be thrown away by removing a file. What a save writes is absolute, s
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from ufwatch.core.ageing import VALUES, WIDTH, Reference, Sample
 from ufwatch.core.baseline import HourCount
 from ufwatch.statefile import StateFile
 
+_LOG = logging.getLogger("ufwatch.history")
 FILE = "history.sqlite"
 RESET = "reset-ageing"
 """A file of this name makes every card's references begin anew, ``reset-ageing-UUID`` those of one card."""
@@ -110,6 +113,8 @@ class Store(StateFile):
             reset = self._checked(lambda: self._save(batch, asked))
             self._written = batch.number
             for path in asked:
+                if path.name != RESET and not any(_card(path) in cards.split(JOINT) for cards in reset):
+                    _LOG.warning("no such card is known, nothing begins anew", extra={"fields": {"file": path.name}})
                 with contextlib.suppress(OSError):
                     path.unlink()
             self._obeyed |= {path for path in asked if path.exists()}
@@ -118,30 +123,49 @@ class Store(StateFile):
     def _load(self, takes: Takes) -> None:
         database = self._sound()
         for target, *count in database.execute("SELECT target, hour, lookups, misses FROM hour ORDER BY hour"):
+            _must(isinstance(target, str) and isinstance(count[0], int) and all(map(_count, count)), "an hour")
             takes.hour(HourRow(target, HourCount(*count)))
         for cards, engine, cell, born, closed, sums in database.execute("SELECT * FROM reference"):
             reference = Reference(born, closed=bool(closed), sums=_numbers(sums, WIDTH))
+            _must(_count(born) and reference.sums[0] >= 1, "a reference")
             takes.reference(cards, (engine, cell, reference))
         for cards, at, engine, cell, place in database.execute("SELECT * FROM stretch ORDER BY at"):
+            _must(_count(at), "a stretch")
             takes.stretch(StretchRow(cards, Sample(at, engine, cell, tuple(_numbers(place, VALUES)))))
 
     def _asked(self) -> list[Path]:
         """The files that ask for a reset; one that is gone may ask again."""
         self._obeyed = {path for path in self._obeyed if path.exists()}
         found = self.path.parent.glob(f"{RESET}*")
-        return [path for path in found if path not in self._obeyed]
+        ours = (path for path in found if path.name == RESET or _card(path))
+        return [path for path in ours if path not in self._obeyed]
 
-    def _save(self, batch: Batch, asked: Iterable[Path]) -> frozenset[str]:
+    def _save(self, batch: Batch, asked: Sequence[Path]) -> frozenset[str]:
         with self._transaction() as database:
             _write(database, batch)
-            names = {path.name.removeprefix(RESET).removeprefix("-") for path in asked}
-            if not names:
+            if not asked:
                 return frozenset()
+            names, every = {_card(path) for path in asked}, any(path.name == RESET for path in asked)
             known = [cards for (cards,) in database.execute("SELECT DISTINCT cards FROM reference")]
-            reset = frozenset(cards for cards in known if "" in names or names & set(cards.split(JOINT)))
+            reset = frozenset(cards for cards in known if every or names & set(cards.split(JOINT)))
             for table in ("reference", "stretch"):
                 database.executemany(f"DELETE FROM {table} WHERE cards = ?", [(cards,) for cards in reset])
             return reset
+
+
+def _card(path: Path) -> str | None:
+    """The UUID that a file asks to begin anew; None for one that names none."""
+    return path.name.removeprefix(f"{RESET}-") if path.name.startswith(f"{RESET}-") else None
+
+
+def _must(holds: bool, what: str) -> None:
+    """SQLite keeps whatever it is given, and its own check looks at pages alone."""
+    if not holds:
+        raise sqlite3.DatabaseError(f"{what} cannot be what was saved")
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value) and value >= 0
 
 
 def _numbers(held: bytes, width: int) -> array[float]:
@@ -150,6 +174,7 @@ def _numbers(held: bytes, width: int) -> array[float]:
         numbers.frombytes(held)
     except (TypeError, ValueError) as error:
         raise sqlite3.DatabaseError(f"numbers cannot be read ({error})") from None
+    _must(all(map(isfinite, numbers)), "numbers")
     if len(numbers) != width:
         raise sqlite3.DatabaseError(f"{len(numbers)} numbers where {width} belong")
     return numbers

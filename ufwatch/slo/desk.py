@@ -9,7 +9,7 @@ from typing import Any
 
 from ufwatch.clock import Clock
 from ufwatch.config import Objective
-from ufwatch.core.budget import FINE_BUCKETS, FINE_SECONDS, LedgerTime, ledger_step
+from ufwatch.core.budget import FINE_BUCKETS, FINE_SECONDS, JUMP_SECONDS, LedgerTime, ledger_step
 from ufwatch.core.sources import Life
 from ufwatch.core.standing import standing
 from ufwatch.errors import SourceError
@@ -58,6 +58,7 @@ class Desk:
             _LOG.warning("the clock was set back; what was dated ahead of it is counted as of now")
             for book in self.books.values():
                 book.fold(now)
+            self._away = {name: min(since, now) for name, since in self._away.items()}
             self._forget_after = int(now)
         return now
 
@@ -195,9 +196,18 @@ class Desk:
             loaded = await self._keeper.answered(lambda: store.load(take))
         self._drop_redefined(loaded, books)
         self._loaded = True
+        self._doubt(max((last.wall for last in loaded.last.values()), default=0.0))
         now = self.now()
         for name in {*books, *loaded.last}:
             self._adopt(name, books.get(name) or self._book(name), loaded.last.get(name), now)
+
+    def _doubt(self, saved_wall: float) -> None:
+        """A clock behind the last save is wrong, or was wrong then. Which, time will tell: a machine that boots without
+        a battery has its time in a minute, and a month of events must not be dated by what it says until then."""
+        monotonic = self._clock.monotonic()
+        if saved_wall > self._clock.wall() + JUMP_SECONDS:
+            _LOG.warning("the clock is behind the last save; budgets go on from there unless it stays so")
+            self._time = LedgerTime(saved_wall - monotonic, monotonic)
 
     def _adopt(self, name: str, kept: Book, last: Last | None, now: float) -> None:
         book = self.books.get(name)

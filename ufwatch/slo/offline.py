@@ -9,8 +9,11 @@ from ufwatch.config import Objective
 from ufwatch.core.budget import Account
 from ufwatch.core.standing import standing
 from ufwatch.errors import SourceError
-from ufwatch.slo.store import FINE, Row, Saved, read_only
+from ufwatch.slo.store import FINE, Loaded, Row, Saved, read_only
 from ufwatch.statefile import StoreError
+
+_GONE_SECONDS = 60.0
+"""Every target that is looked at is saved with the others, so that their times are equal."""
 
 
 def report(directory: Path, at_wall: float) -> dict[str, Any]:
@@ -20,10 +23,12 @@ def report(directory: Path, at_wall: float) -> dict[str, Any]:
         loaded = read_only(directory, rows.append)
     except StoreError as error:
         raise SourceError(str(error)) from None
-    objectives = [_objective(saved) for saved in loaded.objectives]
+    objectives = [_objective(saved) for saved in loaded.objectives if saved.days]
+    gone = _gone(loaded)
+    rows = [row for row in rows if row.target not in gone]
     accounts: dict[str, dict[str, Account]] = {}
     days = {each.id: each.window_days for each in objectives}
-    for name in sorted({*loaded.last, *(row.target for row in rows)}):
+    for name in sorted({*loaded.last, *(row.target for row in rows)} - gone):
         accounts[name] = {slo: Account(window) for slo, window in days.items()}
     for row in rows:
         if row.slo in days:
@@ -38,6 +43,12 @@ def report(directory: Path, at_wall: float) -> dict[str, Any]:
         for name, of in accounts.items()
     ]
     return {"at": at_wall, "persisted": True, "targets": targets}
+
+
+def _gone(loaded: Loaded) -> frozenset[str]:
+    """Targets that the agent had ceased to look at when it saved last: its configuration names them no more."""
+    newest = max((last.wall for last in loaded.last.values()), default=0.0)
+    return frozenset(name for name, last in loaded.last.items() if newest - last.wall > _GONE_SECONDS)
 
 
 def _objective(saved: Saved) -> Objective:

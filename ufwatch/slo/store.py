@@ -10,14 +10,17 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ufwatch.core.counting import Tally
+from ufwatch.core.objectives import WINDOWS_DAYS
 from ufwatch.statefile import StateFile, StoreError
 
 FILE = "slo.sqlite"
 FINE, HOUR = 0, 1
+_MOST_SECONDS, _MOST_EVENTS = 1e12, 2.0**32
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bucket(
@@ -46,7 +49,7 @@ class Last(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """An objective as it was last saved."""
+    """An objective as it was last saved; ``days`` 0: it is none any more, and is kept for its definition."""
 
     slo: str
     definition: str
@@ -128,6 +131,8 @@ def _write(database: sqlite3.Connection, batch: Batch) -> None:
         if known.get(slo, definition) != definition:
             # Counts under another definition are other counts.
             database.execute("DELETE FROM bucket WHERE slo = ?", (slo,))
+    if batch.objectives:
+        database.execute("UPDATE objective SET days = 0")
     database.executemany("INSERT OR REPLACE INTO objective VALUES(?,?,?,?)", batch.objectives)
     database.executemany(
         "INSERT OR REPLACE INTO bucket VALUES(?,?,?,?,?,?,?,?)",
@@ -145,7 +150,44 @@ def _read(database: sqlite3.Connection, take: Take) -> Loaded:
         engines = {name: Last(wall, json.loads(text)) for name, wall, text in last}
     except (ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(f"the saved counters cannot be read ({error})") from None
+    for name, each in engines.items():
+        _must(isinstance(name, str) and _wall(each.wall) and isinstance(each.engines, dict), "saved counters")
     objectives = tuple(Saved(*row) for row in database.execute("SELECT slo, definition, ratio, days FROM objective"))
-    for target, slo, tier, start, *counts in database.execute("SELECT * FROM bucket"):
+    for saved in objectives:
+        _must(_objective(*saved), "an objective")
+    for row in database.execute("SELECT target, slo, tier, start, events, low, high, unknown FROM bucket"):
+        _must(_bucket(*row), "a bucket")
+        target, slo, tier, start, *counts = row
         take(Row(target, slo, tier, start, Tally(*counts)))
     return Loaded(engines, objectives)
+
+
+def _must(holds: bool, what: str) -> None:
+    """SQLite keeps whatever it is given, and its own check looks at pages alone."""
+    if not holds:
+        raise sqlite3.DatabaseError(f"{what} cannot be what was saved")
+
+
+def _wall(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < _MOST_SECONDS
+
+
+def _objective(slo: object, definition: object, ratio: object, days: object) -> bool:
+    if not (isinstance(slo, str) and isinstance(definition, str)):
+        return False
+    limit = definition.partition("<=")[2]
+    try:
+        readable = not limit or isfinite(float(limit))
+    except ValueError:
+        return False
+    return readable and isinstance(ratio, float) and 0 < ratio < 1 and days in (0, *WINDOWS_DAYS)
+
+
+def _bucket(target: object, slo: object, tier: object, start: object, *counts: object) -> bool:
+    if not (isinstance(target, str) and isinstance(slo, str) and tier in (FINE, HOUR) and isinstance(start, int)):
+        return False
+    numbers = [float(count) for count in counts if isinstance(count, int | float)]
+    if len(numbers) != len(counts) or not all(0 <= number <= _MOST_EVENTS for number in numbers):
+        return False
+    events, low, high, _ = numbers
+    return 0 <= start < _MOST_SECONDS and low <= high <= events

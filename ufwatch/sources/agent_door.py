@@ -38,6 +38,8 @@ def read_json(url: str, access: HttpAccess) -> dict[str, Any]:
         problem = f"answers {error.code}" + ("; give --basic-auth-file" if error.code == 401 else "")
         error.close()
         raise SourceError(f"{url}: {problem}") from None
+    except RecursionError:
+        raise SourceError(f"{url}: the answer is not an agent's; check the address") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise SourceError(f"{url}: {reason}; is an agent running there?") from None
