@@ -134,6 +134,7 @@ def test_a_probe_needs_no_more_than_its_target() -> None:
 
 def test_traces_may_be_sent_where_the_file_says() -> None:
     assert parse("otlp: {endpoint: 'http://collector:4318'}").otlp_endpoint == "http://collector:4318"
+    assert parse("otlp: {receive: true}").otlp_receive
 
 
 _ONE = "targets: [{name: a, url: 'http://a'}]\nprobes: [%s]"

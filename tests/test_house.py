@@ -33,7 +33,7 @@ FLOORS = (
         "statefile",
         "trace",
     ),
-    ("cardwatch", "keeper", "slo", "history", "pipeline", "probes", "agent", "assemble", "web"),
+    ("cardwatch", "keeper", "slo", "history", "pipeline", "probes", "receiving", "agent", "assemble", "web"),
     ("cli", "__main__"),
 )
 PURE = {name for floor in FLOORS[:3] for name in floor}

@@ -28,6 +28,7 @@ from ufwatch.metrics import WANTED_SAMPLES
 from ufwatch.model import EngineState, Exemplars, Reading, Reason, Sample
 from ufwatch.pipeline import KvEvents, Page, Target, Texts
 from ufwatch.probes import Probes
+from ufwatch.receiving import Receiving
 from ufwatch.render.readings import target_json
 from ufwatch.slo.book import Book
 from ufwatch.slo.desk import Desk
@@ -95,6 +96,7 @@ class Agent:
         slo: Desk | None = None,
         history: History | None = None,
         probes: Probes | None = None,
+        receiving: Receiving | None = None,
     ) -> None:
         self.config = config
         self.targets: dict[str, Target] = {}
@@ -103,7 +105,7 @@ class Agent:
         self._attach, self._sinks, self._clock = attach, tuple(sinks), clock
         self._discovery = discovery
         self._window_seconds, self._follows = window_seconds, follow
-        self._slo, self._history, self._probes = slo, history, probes
+        self._slo, self._history, self._probes, self._receiving = slo, history, probes, receiving
         self._layouts = Layouts(WANTED_SAMPLES)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._arrivals = 0
@@ -318,6 +320,8 @@ class Agent:
         for desk in (self._slo, self._history):
             if desk is not None:
                 samples += desk.samples()
+        if self._receiving is not None:
+            samples += self._receiving.samples()
         if self._probes is not None:
             samples += self._probes.samples()
             self._probes.publish(self)

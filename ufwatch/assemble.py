@@ -14,6 +14,7 @@ from ufwatch.history.desk import History
 from ufwatch.history.store import Store as HistoryStore
 from ufwatch.model import Health
 from ufwatch.probes import Kit, Probes
+from ufwatch.receiving import Receiving
 from ufwatch.slo.desk import Desk
 from ufwatch.slo.store import Store
 from ufwatch.sources.discovery import Discovery
@@ -102,6 +103,13 @@ def probes(config: Config, clock: Clock, fetcher: Fetcher, env: Mapping[str, str
     return Probes(open_kit, clock=clock, interval_seconds=config.interval_seconds)
 
 
+def receiving(config: Config, clock: Clock, env: Mapping[str, str], otlp: str | None = None) -> Receiving | None:
+    """The OTLP receiver; None where the configuration wants none. Raises ConfigError for a bad endpoint."""
+    if not config.otlp_receive:
+        return None
+    return Receiving(clock, env, endpoint_from(env, otlp, file=config.otlp_endpoint))
+
+
 def _aside(clock: Clock) -> str:
     """How the name of a file ends that was found unsound now."""
     return f"corrupt-{int(clock.wall())}"
@@ -115,6 +123,7 @@ def agent(
     sinks: Iterable[Sink],
     whole_run: bool = False,
     probes: Probes | None = None,
+    receiving: Receiving | None = None,
 ) -> Agent:
     """An agent over real sources. ``whole_run``: it looks only when told to, over everything since the first time.
     Without ``probes`` it makes no requests of its own, whatever the configuration says."""
@@ -130,4 +139,5 @@ def agent(
         slo=None if whole_run else desk(config, clock),
         history=None if whole_run else history(config, clock, fetcher),
         probes=probes,
+        receiving=receiving,
     )

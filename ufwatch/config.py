@@ -145,4 +145,6 @@ class Config:
     """Where error budgets and what was learned outlive the agent; None keeps them in memory alone."""
     probes: tuple[ProbeConfig, ...] = ()
     otlp_endpoint: str | None = None
-    """Where the probes' traces go, as ``--otlp`` takes it; the environment's variables win over it."""
+    """Where traces go, as ``--otlp`` takes it; the environment's variables win over it."""
+    otlp_receive: bool = False
+    """Whether servers may send their spans here, to be passed on there."""

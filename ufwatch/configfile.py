@@ -23,7 +23,7 @@ from ufwatch.config import (
     WebConfig,
 )
 from ufwatch.configpairs import check_together, ports
-from ufwatch.configprobes import otlp_endpoint, probes
+from ufwatch.configprobes import otlp, probes
 from ufwatch.configschema import Block, Report, converted, label, number, seconds, shown, text, truth, whole
 from ufwatch.core import objectives
 from ufwatch.errors import ConfigError
@@ -108,6 +108,7 @@ class _Reader:
         blocks = [Block(item, path, self._report, nullable=False) for path, item in top.items("targets")]
         placed = [(block.path, target) for block in blocks if (target := self._target(block)) is not None]
         check_together(placed, self._report)
+        otlp_endpoint, otlp_receive = otlp(top.block("otlp"))
         config = Config(
             targets=tuple(target for _, target in placed),
             interval_seconds=top.get("interval", interval, DEFAULT_INTERVAL_SECONDS),
@@ -117,7 +118,8 @@ class _Reader:
             slos=self._slos(top),
             state_dir=top.get("state_dir", self._files.path, None),
             probes=probes(top, [target.name for _, target in placed]),
-            otlp_endpoint=otlp_endpoint(top.block("otlp")),
+            otlp_endpoint=otlp_endpoint,
+            otlp_receive=otlp_receive,
         )
         top.close()
         return config

@@ -45,11 +45,12 @@ def probes(top: Block, targets: Sequence[str]) -> tuple[ProbeConfig, ...]:
     return tuple(probe for _, probe in found.values())
 
 
-def otlp_endpoint(block: Block) -> str | None:
-    """Where traces go, as it is written, checked as far as it can be without the environment."""
+def otlp(block: Block) -> tuple[str | None, bool]:
+    """Where traces go, as it is written, checked as far as it can be without the environment; and whether servers may
+    send theirs here."""
     if not block.given:
-        return None
-    found = block.get("endpoint", _endpoint, None)
+        return None, False
+    found = block.get("endpoint", _endpoint, None), block.get("receive", truth, default=False)
     block.close()
     return found
 

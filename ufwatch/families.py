@@ -234,6 +234,14 @@ OTLP = (
     _counter(
         "otlp_spans_dropped_total", ("reason",), "Spans of ufwatch's own that no trace backend has got, by reason."
     ),
+    _counter("otlp_received_spans_total", (), "Spans that servers sent to the receiver."),
+    _counter("otlp_refused_requests_total", ("reason",), "OTLP requests that the receiver did not take, by reason."),
+    _counter(
+        "otlp_forwarded_spans_total", (), "Received spans, with those made of them, that a trace backend has taken."
+    ),
+    _counter(
+        "otlp_forward_dropped_spans_total", ("reason",), "Received spans that no trace backend has got, by reason."
+    ),
 )
 
 AGENT = (

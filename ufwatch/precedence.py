@@ -122,6 +122,7 @@ def from_sources(
         state_dir=state_dir or config.state_dir,
         probes=config.probes,
         otlp_endpoint=config.otlp_endpoint,
+        otlp_receive=config.otlp_receive,
     )
 
 

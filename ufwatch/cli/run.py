@@ -55,7 +55,7 @@ def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     logs = log_settings(env, given)
     config = settle(env, given)
     assemble.require_targets(config)
-    if config.probes or given.otlp is not None:
+    if config.probes or config.otlp_receive or given.otlp is not None:
         # Made when the first probe is; a mistake in it is told before anything is served.
         endpoint_from(env, given.otlp, file=config.otlp_endpoint)
     if args.check_config:
@@ -124,13 +124,16 @@ async def _serve(config: Config, env: Mapping[str, str], given: Flags) -> int:
     fetcher = Fetcher(env, clock=clock)
     sink = PrometheusSink(Page(catalogue.FAMILIES))
     probes = assemble.probes(config, clock, fetcher, env, given.otlp)
-    agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,), probes=probes)
+    receiving = assemble.receiving(config, clock, env, given.otlp)
+    agent = assemble.agent(config, clock=clock, fetcher=fetcher, sinks=(sink,), probes=probes, receiving=receiving)
     reload_asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
     server = None
     with stop_asked() as stop:
         try:
             server = await serve(build_app(sink, agent, agent.readings, agent.slos), config.web)
+            if receiving is not None:
+                await receiving.start()
             fields = {"version": ufwatch.__version__, "address": server.url, "targets": len(config.targets)}
             _LOG.info("serving", extra={"fields": fields})
             running = asyncio.create_task(agent.run(), name="agent")
@@ -151,7 +154,7 @@ async def _serve(config: Config, env: Mapping[str, str], given: Flags) -> int:
                 await server.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await agent.close()
+                    await asyncio.gather(agent.close(), *([receiving.stop()] if receiving is not None else []))
                     await fetcher.close()
 
 
@@ -193,4 +196,5 @@ def _settled_once(config: Config) -> tuple[object, ...]:
         config.slos,
         config.state_dir,
         config.otlp_endpoint,
+        config.otlp_receive,
     )
