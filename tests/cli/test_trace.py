@@ -66,6 +66,13 @@ def test_a_server_that_is_not_there_is_measured_as_far_as_it_goes(verb: Verb) ->
         (("ftp://a",), 'URL: scheme "ftp" is not http or https'),
         (("http://127.0.0.1:1", "--n", "0"), "--n: '0' is not a whole number from 1 to 10000"),
         (("http://127.0.0.1:1", "--n", "1.5"), "--n: '1.5'"),
+        (("http://127.0.0.1:1", "--n", "1" * 5000), "--n: '111"),
+        (("http://127.0.0.1:1", "--model", "\udcff"), "--model: is not UTF-8"),
+        (
+            ("http://127.0.0.1:1", "--model", "m", "--html", "/dev/null"),
+            "--html: '/dev/null' is not the name of a file",
+        ),
+        (("http://127.0.0.1:1", "--model", "m", "--html", ""), "--html: ''"),
         (("http://127.0.0.1:1", "--timeout", "-1"), "--timeout: '-1'"),
         (("http://127.0.0.1:1", "--prompt", ""), "--prompt: is empty"),
         (("http://127.0.0.1:1",), "--model: the server's metrics name none; give one"),
@@ -78,3 +85,35 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, verb: Verb
     assert (code, out) == (2, "")
     assert says in complaints
     assert complaints.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"version": 1, "cold": [1]}',
+        '{"version": 1, "cold": "x"}',
+        '{"version": 1, "cold": {"layers": [{"layer": "dns", "median": 1%s}]}}' % ("0" * 400),
+        "[" * 100_000,
+    ],
+)
+def test_a_baseline_that_is_none_is_one_line(content: str, verb: Verb, tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text(content)
+    code, out, complaints = verb("trace", "http://127.0.0.1:1", "--model", "m", "--baseline", str(file))
+    assert (code, out) == (2, "")
+    assert complaints.startswith(str(file))
+    assert complaints.count("\n") == 1
+
+
+def test_layers_that_a_baseline_lacks_are_not_passed_over(simulators: Simulators, verb: Verb, tmp_path: Path) -> None:
+    own, file = simulators.start("steady"), tmp_path / "baseline.json"
+    ask = ("trace", own.url, "--n", "1", "--max-tokens", "4", "--json", "--baseline", str(file))
+    file.write_text('{"version": 1}')
+    code, _, complaints = verb(*ask)
+    assert code == 2
+    assert "not in the baseline, so not compared: tcp_connect, request_send" in complaints
+    assert "No layer is out" not in verb(*[word for word in ask if word != "--json"])[1]
+    file.write_text('{"version": 1, "cold": {"layers": [{"layer": "tcp_connect", "median": 1}]}}')
+    code, _, complaints = verb(*ask)
+    assert code == 0
+    assert "not compared: request_send" in complaints

@@ -28,7 +28,7 @@ from tests.trace.servers import (
 from tests.trace.streams import ROLE, case, chunk, event, words
 from ufwatch.config import HttpAccess
 from ufwatch.trace.conventions import Name
-from ufwatch.trace.model import Exchange, Phase
+from ufwatch.trace.model import Exchange, Phase, SplitSource
 
 
 def failed(found: Exchange, error_type: str, phase: Phase | None, *words_in_detail: str) -> None:
@@ -292,6 +292,33 @@ async def test_what_a_server_repeats_of_ours_is_not_told(tmp_path: Path) -> None
         found = await tracer.traced(request(base(server), access=access, prompt="tell me\na secret"))
     failed(found, "status_401", Phase.HEADERS, "bad key …")
     assert "secret" not in repr(found)
+
+
+@looped
+async def test_half_a_prompt_is_not_told_either(tmp_path: Path) -> None:
+    told = "My diagnosis is " + "private " * 40
+    key = "sk-" + "k" * 40
+    long = f'{{"error": {{"message": "bad: {told} key"}}}}'.encode()
+    edge = f'{{"error": {{"message": "{"x" * 190} {key}"}}}}'.encode()
+    part = b'{"error": {"message": "bad: My diagnosis is private..."}}'
+    for body in (long, edge, part):
+        async with serving(status("400 Bad", body)) as server, tracing() as tracer:
+            access = HttpAccess(api_key_file=secret(tmp_path, key))
+            found = await tracer.traced(request(base(server), access=access, prompt=told))
+        assert found.failure is not None
+        assert "diagnosis" not in repr(found)
+        assert "kkk" not in repr(found)
+        assert "…" in found.failure.detail
+
+
+@looped
+async def test_numbers_without_measure_are_none() -> None:
+    usage = '{"choices": [], "usage": {"completion_tokens": 1%s}, "metrics": {"queue_time_ms": 1.7e308}}' % ("0" * 400)
+    found = await one(HEAD, words("a", "b"), f"data: {usage}\n\ndata: [DONE]\n\n".encode())
+    assert found.failure is None
+    assert found.usage.completion_tokens is None
+    assert found.tpot is not None
+    assert found.server.source is SplitSource.NONE
 
 
 @looped

@@ -179,6 +179,13 @@ def test_a_request_is_as_the_configuration_says() -> None:
     assert b'"model"' not in request.body(), "a model that nobody knows is not named"
 
 
+def test_an_answer_may_be_as_long_as_was_asked_for() -> None:
+    """It is read in the agent's own loop: of 4 MB of empty events that would take seconds."""
+    for tokens in (8, 1024):
+        request = Standing(max_tokens=tokens).probe._request("m")
+        assert 1024 * tokens < request.body_cap_bytes < 2**17 + 2048 * tokens
+
+
 def test_edges_are_vllms_and_those_of_the_objectives() -> None:
     families = {f.name: f for f in text_string_to_metric_families(capture("metrics-0.32.0-load").decode())}
     vllms = {

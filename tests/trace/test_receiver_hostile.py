@@ -16,6 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from tests.sources.loopback import looped
 from tests.trace.otlp import LATENCIES, START, Backend, body, llm_request, receiving, request, spans_in, until, wire
 from tests.trace.test_receiver import call, post
+from ufwatch.trace.intake import Intake
 from ufwatch.trace.joins import JoinTable
 from ufwatch.trace.wire import (
     MalformedError,
@@ -159,6 +160,18 @@ async def test_a_long_request_is_joined_and_dressed_in_turns() -> None:
         assert len(receiver.joins) == 1000
     assert turns > 15
     assert len(spans_in(b"".join(backend.payloads))) == 6000
+
+
+@looped
+async def test_a_crowd_of_spans_that_are_passed_over_leaves_others_their_turn() -> None:
+    crowd = request(*(wire("other") for _ in range(20_000)), llm_request("chatcmpl-last"))
+    joins = JoinTable(lambda: 0.0)
+    Intake(joins, None, cap_bytes=1).take(crowd.SerializeToString())
+    turns = 0
+    while not len(joins) and turns < 1000:
+        turns += 1
+        await asyncio.sleep(0)
+    assert 5 < turns < 1000
 
 
 def test_a_packed_body_is_never_unpacked_beyond_the_cap() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ufwatch.trace.sse import Event, EventTooLarge, SseParser
+from ufwatch.trace.sse import EndMark, Event, EventTooLarge, SseParser
 
 
 def parsed(*reads: bytes, cap: int = 1 << 20) -> list[Event]:
@@ -90,3 +90,14 @@ def test_any_split_gives_the_same_events(lines: list[tuple[bytes, bytes]], cuts:
     reads = [body[start:stop] for start, stop in pairwise(places)]
     whole = [event._replace(read=0) for event in parsed(body)]
     assert [event._replace(read=0) for event in parsed(*reads)] == whole
+
+
+def test_the_end_mark_is_a_line_of_its_own_however_it_is_cut() -> None:
+    body = b'data: {"text": "data: [DONE]"}\n\ndata: [DONE]\n\n'
+    at = body.rindex(b"data: ")
+    for cut in range(len(body) + 1):
+        mark = EndMark()
+        assert mark.came(body[:cut]) is (cut >= at + len(b"data: [DONE]"))
+        assert mark.came(body[cut:])
+    slow = EndMark()
+    assert [slow.came(body[place : place + 1]) for place in range(len(body))].index(True) == len(body) - 3

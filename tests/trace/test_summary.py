@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.trace.exchanges import CONNECTING, exchange, failed, split
 from ufwatch.errors import ConfigError
 from ufwatch.trace.document import baseline_of, document
-from ufwatch.trace.model import Phase
+from ufwatch.trace.model import Phase, ServerSplit, SplitSource
 from ufwatch.trace.summary import spread, summary
 from ufwatch.trace.verdict import round_trip, verdict
+from ufwatch.trace.waterfall import verdict_text
 
 
 def test_dns_tls_and_model_have_their_share_of_the_first_token() -> None:
@@ -91,6 +93,17 @@ def test_waiting_in_the_server_is_told_apart() -> None:
     assert [each.layer for each in verdict(summary([queued]), 0.0).findings] == ["queue"]
     waiting = exchange(connecting={}, wait=0.5, server=split(queue=0.001, prefill=0.05, ttft=0.49))
     assert [each.layer for each in verdict(summary([waiting]), 0.0).findings] == ["pre_engine_wait"]
+
+
+def test_what_there_is_no_rule_for_is_not_called_ordinary() -> None:
+    alone = replace(exchange(), server=ServerSplit(SplitSource.NONE))
+    of_alone = summary([alone])
+    found = verdict(of_alone, 0.100)
+    assert found.unjudged == ("server_and_http",)
+    assert "Nothing to judge by: server_and_http." in verdict_text(found, of_alone)
+    medians = {layer.name: layer.spread.median for layer in of_alone.layers}
+    assert verdict(of_alone, None, medians).unjudged == ()
+    assert verdict(of_alone, None, {}).unjudged != ()
 
 
 def test_a_baseline_is_what_this_server_usually_takes() -> None:

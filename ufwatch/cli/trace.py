@@ -26,6 +26,7 @@ from ufwatch.trace.verdict import Verdict, round_trip, verdict
 from ufwatch.trace.waterfall import failures, medians, verdict_text, waterfall
 
 _MOST_REQUESTS = 10_000
+_MOST_DIGITS = 18
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,25 +54,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Returns 0; 1 when a request failed or a layer is worse than the baseline; 2 when no request succeeded."""
+    """Returns 0; 1 when a request failed or a layer is worse than the baseline; 2 when no request succeeded, or
+    the baseline has none of the layers."""
     plan = _plan(args)
     baseline = None if args.baseline is None else _baseline(Path(args.baseline))
+    file = None if args.html is None else _report_file(args.html)
     shows = sys.stderr.isatty() and not args.json
     done = asyncio.run(traced(plan, env, tell=(lambda text: print(text, file=sys.stderr)) if shows else None))
     exchanges = done.exchanges
     cold, warm = (_summary([e for e in exchanges if e.reused is reused]) for reused in (False, True))
     main = cold if cold is not None and cold.requests > cold.failed else warm
-    found = Verdict((), ())
+    found, kind = Verdict((), ()), "cold" if main is cold else "warm"
     if main is not None:
-        kind = "cold" if main is cold else "warm"
         found = verdict(main, round_trip(tuple(exchanges)), None if baseline is None else baseline[kind])
-    if args.html is not None:
-        file = Path(args.html)
-        write(file.parent, {file.name: report_html(exchanges, cold, warm, found)})
     if args.json:
         print_json({**document(exchanges, cold, warm, found), "spans": done.spans})
     else:
         _print(exchanges, cold, warm, found, done)
+    if file is not None:
+        _write(file, report_html(exchanges, cold, warm, found))
+    if baseline is not None and main is not None:
+        there = {layer.name for layer in main.layers}
+        alone = [name for name in (layer.name for layer in main.layers) if name not in baseline[kind]]
+        if alone:
+            print(f"ufwatch: not in the baseline, so not compared: {', '.join(alone)}", file=sys.stderr)
+        if not there & baseline[kind].keys():
+            return 2
     return exit_code(exchanges, found)
 
 
@@ -116,6 +124,9 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise ConfigError("ufwatch", [f"URL: {error}"]) from None
     if args.prompt is not None and not args.prompt:
         raise ConfigError("ufwatch", ["--prompt: is empty"])
+    for flag, given in (("--model", args.model), ("--prompt", args.prompt)):
+        if given is not None and not given.isprintable() and given != given.encode(errors="ignore").decode():
+            raise ConfigError("ufwatch", [f"{flag}: is not UTF-8"])
     return Plan(
         url=url,
         requests=_whole(args.n, "--n", _MOST_REQUESTS),
@@ -135,9 +146,10 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _whole(text: str, flag: str, most: int) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= most:
+    # No digits without end: Python reads no more than 4,300.
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) <= most:
         return int(text)
-    raise ConfigError("ufwatch", [f"{flag}: {text!r} is not a whole number from 1 to {most}"])
+    raise ConfigError("ufwatch", [f"{flag}: {text[:60]!r} is not a whole number from 1 to {most}"])
 
 
 def _baseline(path: Path) -> Mapping[str, Mapping[str, float]]:
@@ -145,6 +157,22 @@ def _baseline(path: Path) -> Mapping[str, Mapping[str, float]]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), [error.strerror or str(error)]) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(str(path), ["not JSON; make one with ufwatch trace --json"]) from None
     return baseline_of(content, str(path))
+
+
+def _report_file(text: str) -> Path:
+    """Where the report goes, looked at before anything is asked. ConfigError for what a file must not take the place
+    of: a folder, a device, a pipe."""
+    path = Path(text)
+    if not path.name or "\0" in text or (path.exists() and not path.is_file()):
+        raise ConfigError("ufwatch", [f"--html: {text!r} is not the name of a file"])
+    return path
+
+
+def _write(file: Path, html: str) -> None:
+    try:
+        write(file.parent, {file.name: html})
+    except ConfigError as error:
+        raise ConfigError("--html", error.mistakes) from error

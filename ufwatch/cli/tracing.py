@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ufwatch.clock import SystemClock
 from ufwatch.config import HttpAccess
 from ufwatch.errors import ConfigError
+from ufwatch.render.table import plain
 from ufwatch.sources.fetch import Fetcher
 from ufwatch.trace.client import Tracer
 from ufwatch.trace.endpoint import Endpoint, endpoint_from
@@ -90,7 +91,8 @@ async def _requests(plan: Plan, fetcher: Fetcher) -> tuple[list[TraceRequest], M
         sums = await metrics.sums()
         models = sorted(sums.models) if sums is not None else []
         if len(models) != 1:
-            why = f"the server has several ({', '.join(models)})" if models else "the server's metrics name none"
+            several = f"the server has several ({', '.join(map(plain, models))})"
+            why = several if models else "the server's metrics name none"
             raise ConfigError("ufwatch", [f"--model: {why}; give one"])
         (model,) = models
     return [

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ufwatch.trace.model import Usage
 
 DETAIL_CHARACTERS = 200
+_MOST_TOKENS = 10**12
+"""More are none: JSON knows integers that no float and no 64 bits hold."""
 
 
 class Content(NamedTuple):
@@ -21,13 +23,14 @@ class Content(NamedTuple):
 
 
 def error_text(body: Mapping[str, object]) -> str | None:
-    """The first line's worth of an error object, in the shapes that servers use; None where there is none."""
+    """What an error object says, on one line, in the shapes that servers use; None where there is none. Whole: cut
+    here, what is left of a prompt or a key in it would no longer be known for one."""
     error = body.get("error")
     source = error if isinstance(error, Mapping) else body
     for key in ("message", "detail", "error"):
         found = source.get(key)
         if found and isinstance(found, str):
-            return " ".join(found.split())[:DETAIL_CHARACTERS]
+            return " ".join(found.split())
     return None
 
 
@@ -89,7 +92,7 @@ def usage_of(body: Mapping[str, object]) -> Usage:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS else None
 
 
 def finite(value: object) -> float | None:

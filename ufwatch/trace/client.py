@@ -35,6 +35,7 @@ from ufwatch.trace.outcome import Raw, exchange_of, redirect_error, status_error
 from ufwatch.trace.phases import Moment
 from ufwatch.trace.recorder import Recorder, current
 from ufwatch.trace.request import Ids, TraceRequest
+from ufwatch.trace.sse import EndMark
 
 _PROXY_LOOKUP_SECONDS = 1.0
 _AFTER_DONE_SECONDS = 1.0
@@ -219,7 +220,7 @@ class Tracer:
         raw.tls_version = (encrypted.version() or "") if encrypted is not None else ""
         if response.status in _REDIRECTS:
             raise redirect_error(str(run.url), response.headers.get("Location", ""))
-        size = 0
+        size, mark = 0, EndMark()
         cap = run.request.body_cap_bytes if response.status == 200 else _ERROR_BODY_CAP_BYTES
         run.watch = FirstContentWatch() if run.request.first_token_seconds is not None else None
         try:
@@ -235,7 +236,7 @@ class Tracer:
                     raise AnswerError("too_large", f"an answer of more than {cap} bytes")
                 if run.watch is not None and run.watch.seen(part):
                     run.watch = None
-                if part.rstrip().endswith(b"[DONE]"):
+                if mark.came(part):
                     raw.ended_at = at
                     run.limit.reschedule(asyncio.get_running_loop().time() + _AFTER_DONE_SECONDS)
                     with suppress(aiohttp.ClientError, OSError):

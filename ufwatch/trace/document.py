@@ -36,10 +36,10 @@ def baseline_of(content: Any, source: str) -> Mapping[str, Mapping[str, float]]:
         raise ConfigError(source, ["not what ufwatch trace --json prints; make one with --json > FILE"])
     found: dict[str, dict[str, float]] = {}
     for kind in ("cold", "warm"):
-        layers = (content.get(kind) or {}).get("layers", [])
+        of_kind = content.get(kind) or {}
         try:
-            medians = {str(layer["layer"]): float(layer["median"]) for layer in layers}
-        except (TypeError, KeyError, ValueError):
+            medians = {str(layer["layer"]): float(layer["median"]) for layer in of_kind.get("layers", [])}
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
             raise ConfigError(source, [f"{kind}: layers without a name and a median; make one with --json"]) from None
         if not all(isfinite(value) for value in medians.values()):
             raise ConfigError(source, [f"{kind}: a median is no number"])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ufwatch.trace.forward import Forwarder
 from ufwatch.trace.joins import JoinTable
 from ufwatch.trace.server_spans import ServerSpan
-from ufwatch.trace.wire import SPANS_AT_A_TIME, answer, count_spans, inflated, known_spans, parsed
+from ufwatch.trace.wire import SPANS_AT_A_TIME, answer, count_spans, inflated, known_in_turns, parsed
 
 
 class Refusal(StrEnum):
@@ -52,7 +52,7 @@ class Intake:
         self._requests += 1
         self._spans += spans
         # Joined once the answer is out.
-        asyncio.get_running_loop().call_soon(self._join, known_spans(request))
+        asyncio.get_running_loop().call_soon(self._join, known_in_turns(request))
         dropped = 0 if self._forwarder is None else self._forwarder.offer(body, spans)
         self._not_forwarded += dropped
         return answer(dropped, "ufwatch's queue to the trace backend is full: these spans are not passed on")
@@ -70,8 +70,8 @@ class Intake:
         """What came so far."""
         return Received(self._requests, self._spans, self._not_forwarded, dict(self._refused))
 
-    def _join(self, spans: Iterator[ServerSpan]) -> None:
+    def _join(self, spans: Iterator[ServerSpan | None]) -> None:
         some = list(islice(spans, SPANS_AT_A_TIME))
-        self._joins.add(some)
+        self._joins.add(span for span in some if span is not None)
         if some:
             asyncio.get_running_loop().call_soon(self._join, spans)

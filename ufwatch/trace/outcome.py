@@ -15,6 +15,8 @@ from ufwatch.trace.phases import Ends, Moment, attempts_of, phase_of_failure, sp
 from ufwatch.trace.recorder import Recorder
 from ufwatch.trace.request import Ids, TraceRequest
 
+_DETAIL_CHARACTERS = DETAIL_CHARACTERS + 50
+
 
 @dataclass(slots=True)
 class Raw:
@@ -152,7 +154,9 @@ def _since(chunk: Chunk, wanted_at: float) -> Chunk:
 def _clean(detail: str, request: TraceRequest, secrets: tuple[str, ...]) -> str:
     for secret in secrets:
         detail = detail.replace(secret, "…")
-    return _shown(" ".join(request.without_words(detail).split()), DETAIL_CHARACTERS + 60)
+    # Cut after that: half a prompt is no longer found in it.
+    cut = " ".join(request.without_words(detail).split())[:_DETAIL_CHARACTERS]
+    return _shown(request.without_runs(cut), _DETAIL_CHARACTERS)
 
 
 def _shown(text: str, most: int = DETAIL_CHARACTERS) -> str:

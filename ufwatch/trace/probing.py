@@ -37,7 +37,9 @@ ITL_EDGES = (
 SHOWN_INTERVALS = 3
 """For so many intervals the phases of a request are shown."""
 _PHASES = (PREPARE, *(phase.value for phase in Phase))
-_BODY_CAP_BYTES = 4 << 20
+_BODY_CAP_BYTES, _TOKEN_CAP_BYTES = 64 << 10, 2 << 10
+"""Of an answer, and for each token that was asked for. It is read in the agent's own loop, which a server that sends
+4 MB of nothing would hold up for a second."""
 _OPERATIONS = {"chat": Operation.CHAT, "completions": Operation.COMPLETION}
 _UNKNOWN_STATUS = tuple(f"status_{status}" for status in (400, 401, 403, 404, 405, 422))
 """Answers that say how we ask, and nothing of how the server serves."""
@@ -140,7 +142,7 @@ class Probe:
             access=self.target.access,
             fresh_connection=fresh,
             deadline_seconds=config.timeout_seconds,
-            body_cap_bytes=_BODY_CAP_BYTES,
+            body_cap_bytes=_BODY_CAP_BYTES + config.max_tokens * _TOKEN_CAP_BYTES,
         )
 
 

@@ -13,6 +13,8 @@ from ufwatch.address import http_url
 from ufwatch.config import HttpAccess
 from ufwatch.trace.conventions import Name
 
+_RUN_CHARACTERS = 16
+"""So much of a prompt in an error is the prompt, not a word that both use."""
 _PATHS = {"chat": "/chat/completions", "text_completion": "/completions"}
 
 
@@ -144,9 +146,26 @@ class TraceRequest:
 
     def without_words(self, text: str) -> str:
         """``text`` without the prompt, which servers like to repeat in their errors."""
-        told = [self.prompt, *(m["content"] for m in self.messages or () if isinstance(m.get("content"), str))]
-        for words in told:
-            if isinstance(words, str) and words.strip():
-                for spelling in (words, json.dumps(words)[1:-1], " ".join(words.split())):
-                    text = text.replace(spelling, "…")
+        for words in self._words():
+            for spelling in (words, json.dumps(words)[1:-1], " ".join(words.split())):
+                text = text.replace(spelling, "…")
         return text
+
+    def without_runs(self, text: str) -> str:
+        """``text``, a short one, without longer pieces of the prompt, of which servers repeat only some."""
+        for words in (" ".join(words.split()) for words in self._words()):
+            kept, at = "", 0
+            while at < len(text):
+                end = at + _RUN_CHARACTERS
+                if end <= len(text) and text[at:end] in words:
+                    while end < len(text) and text[at : end + 1] in words:
+                        end += 1
+                    kept, at = f"{kept}…", end
+                else:
+                    kept, at = kept + text[at], at + 1
+            text = kept
+        return text
+
+    def _words(self) -> list[str]:
+        told = [self.prompt, *(message.get("content") for message in self.messages or ())]
+        return [words for words in told if isinstance(words, str) and words.strip()]

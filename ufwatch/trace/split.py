@@ -15,6 +15,7 @@ from ufwatch.metrics import PROCESS_START
 from ufwatch.trace.chunkjson import finite
 from ufwatch.trace.conventions import Name
 from ufwatch.trace.model import Exchange, ServerSplit, SplitSource
+from ufwatch.trace.record import seconds_of
 
 _FAMILIES = {
     "queue": "vllm:request_queue_time_seconds",
@@ -54,7 +55,7 @@ def unavailable(why: str) -> ServerSplit:
 def from_span(attributes: Mapping[str, object], start_unix_ns: int, end_unix_ns: int) -> ServerSplit:
     """The split of an ``llm_request`` span. Attributes that are no durations are taken as absent."""
     found = {
-        what: _seconds(attributes.get(name))
+        what: seconds_of(attributes.get(name))
         for what, name in (
             ("queue", Name.VLLM_QUEUE),
             ("prefill", Name.VLLM_PREFILL),
@@ -92,7 +93,7 @@ def is_span_of(exchange: Exchange, trace_id: str, attributes: Mapping[str, objec
 def from_body(metrics: Mapping[str, float]) -> ServerSplit:
     """The split in vLLM's last chunk, in milliseconds there. It has no TTFT: what is called so is the prefill."""
     queue, prefill, decode = (
-        None if (value := _seconds(metrics.get(name))) is None else value / 1e3
+        None if (value := finite(metrics.get(name))) is None else seconds_of(value / 1e3)
         for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
     )
     if queue is None and prefill is None and decode is None:
@@ -147,7 +148,7 @@ def from_histograms(before: Sums | None, after: Sums | None, model: str = "") ->
             sums[1] += more
     if not any(count for _, count in grown.values()):
         return unavailable("the server had counted no request when its metrics were read again")
-    means = {what: seconds / count for what, (seconds, count) in grown.items() if count}
+    means = {what: seconds_of(seconds / count) for what, (seconds, count) in grown.items() if count}
     return ServerSplit(
         SplitSource.HISTOGRAM,
         exact=all(count == 1 for _, count in grown.values()),
@@ -162,8 +163,3 @@ def from_histograms(before: Sums | None, after: Sums | None, model: str = "") ->
 def best(*splits: ServerSplit) -> ServerSplit:
     """The best rung of the ladder that holds; of several that do not, the first one's reason."""
     return min(splits, key=lambda split: _BEST_FIRST.index(split.source))
-
-
-def _seconds(value: object) -> float | None:
-    number = finite(value)
-    return number if number is not None and number >= 0 else None

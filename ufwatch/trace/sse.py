@@ -13,6 +13,7 @@ from typing import NamedTuple
 EVENT_CAP_BYTES = 1 << 20
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+_END_MARK, _END_MARK_BYTES = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$"), 32
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -104,3 +105,15 @@ class SseParser:
     def _event(self, *, ended: bool) -> Event:
         data = b"\n".join(self._data).decode("utf-8", "replace")
         return Event(data, max(0, self._reads - 1), self._kind.decode("utf-8", "replace"), ended)
+
+
+class EndMark:
+    """Knows a body whose last line so far is ``data: [DONE]``, however it was cut: an answer may hold that word too."""
+
+    def __init__(self) -> None:
+        self._last = b""
+
+    def came(self, read: bytes) -> bool:
+        """Whether the body ends in the mark with this read."""
+        self._last = (self._last + read[-_END_MARK_BYTES:])[-_END_MARK_BYTES:]
+        return _END_MARK.search(self._last) is not None

@@ -37,6 +37,8 @@ class Verdict:
 
     leading: tuple[Layer, ...]
     findings: tuple[Finding, ...]
+    unjudged: tuple[str, ...] = ()
+    """Layers that matter and that there is nothing to compare with: neither a rule nor a layer of the baseline."""
 
 
 class _Rule(NamedTuple):
@@ -100,6 +102,10 @@ def verdict(summary: Summary, rtt: float | None, baseline: Mapping[str, float] |
     """``rtt`` is the connection's round trip, taken as 0 where it is not known; ``baseline`` medians by layer."""
     shares = [layer for layer in summary.layers if layer.name not in AFTER_FIRST_TOKEN and layer.share is not None]
     leading = tuple(sorted(shares, key=lambda layer: -layer.spread.median))
+    known = _RULES.keys() | {"network"} if baseline is None else baseline.keys()
+    unjudged = tuple(
+        layer.name for layer in leading if layer.name not in known and (layer.share or 0.0) >= MATTERS_SHARE
+    )
     findings = []
     for layer in summary.layers:
         rule = _RULES.get(layer.name)
@@ -113,7 +119,9 @@ def verdict(summary: Summary, rtt: float | None, baseline: Mapping[str, float] |
             expected = _expected(rule, rtt or 0.0, summary)
             if median > expected:
                 findings.append(Finding(layer.name, median, expected, share, False, advice))
-    return Verdict(leading, tuple(sorted(findings, key=lambda finding: -(finding.seconds - finding.expected))))
+    return Verdict(
+        leading, tuple(sorted(findings, key=lambda finding: -(finding.seconds - finding.expected))), unjudged
+    )
 
 
 def round_trip(exchanges: tuple[Exchange, ...]) -> float | None:

@@ -162,7 +162,9 @@ def verdict_text(found: Verdict, summary: Summary) -> str:
     )
     lines = [f"First token after {milliseconds(summary.first_token.median)}: {top}."]
     lines += [_found(each) for each in found.findings]
-    if not found.findings:
+    if found.unjudged:
+        lines.append(f"Nothing to judge by: {', '.join(found.unjudged)}.")
+    elif not found.findings:
         lines.append("No layer is out of the ordinary.")
     saved = sum(layer.spread.median for layer in summary.layers if layer.name in CONNECTING)
     if saved > 0.001:
