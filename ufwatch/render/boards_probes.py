@@ -63,8 +63,9 @@ def what_probes_see() -> Row:
                 height=9,
             ),
             Panel(
-                title="Spans sent to the trace backend",
-                description="Per second: spans of ufwatch's own that the backend took, and those it did not get.",
+                title="Spans to the trace backend",
+                description="Per second: spans of ufwatch's own and of servers that the backend took, those it did not "
+                "get, and what servers sent.",
                 unit="cps",
                 queries=(
                     Query(
@@ -76,6 +77,26 @@ def what_probes_see() -> Row:
                         expr=f"{rate('otlp_spans_dropped_total')} > 0",
                         legend="{{instance}} lost: {{reason}}",
                         optional="no span is lost",
+                    ),
+                    Query(
+                        expr=rate("otlp_received_spans_total"),
+                        legend="{{instance}} received",
+                        optional="only where servers' spans are taken",
+                    ),
+                    Query(
+                        expr=rate("otlp_forwarded_spans_total"),
+                        legend="{{instance}} passed on",
+                        optional="only where servers' spans are passed on",
+                    ),
+                    Query(
+                        expr=f"{rate('otlp_forward_dropped_spans_total')} > 0",
+                        legend="{{instance}} not passed on: {{reason}}",
+                        optional="no span is lost",
+                    ),
+                    Query(
+                        expr=f"{rate('otlp_refused_requests_total')} > 0",
+                        legend="{{instance}} refused: {{reason}}",
+                        optional="no request is refused",
                     ),
                 ),
                 low=0.0,
